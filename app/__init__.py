@@ -1,0 +1,1 @@
+"""The front door: Starlette app, websocket connections, wire dialects, auth, CLI, config and the page."""

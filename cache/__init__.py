@@ -1,0 +1,1 @@
+"""KV memory: block layout, pool, prefix tree and block tables. Knows blocks and tokens, never a socket."""
