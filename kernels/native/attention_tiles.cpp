@@ -1,0 +1,279 @@
+// Attention of one task, for one instruction set (see tile.h for the arithmetic of a tile).
+//
+// Online softmax over tiles of kTile tokens (Milakov and Gimelshein, "Online normalizer calculation for softmax"),
+// tiled like FlashAttention (Dao et al.). How a row's context is cut into splits and tiles depends on its own
+// sequence only, so its result is the same to the bit whatever else is in the batch and however many threads run.
+#include "tile.h"
+
+#ifndef PAGETURNER_ISA
+#error "compile with -DPAGETURNER_ISA=<name>"
+#endif
+
+namespace {
+
+constexpr float kLog2E = 1.44269504088896341f;
+
+INLINE int round_up(int n, int step) { return (n + step - 1) / step * step; }
+template <class T>
+INLINE T smaller(T a, T b) {
+  return a < b ? a : b;
+}
+
+// A cursor over one thread's scratch memory, cut into 64-byte aligned pieces.
+struct Scratch {
+  char* at;
+  template <class T>
+  T* take(int64_t count) {
+    T* piece = reinterpret_cast<T*>(at);
+    at += (count * sizeof(T) + 63) / 64 * 64;
+    return piece;
+  }
+};
+
+// Where the keys or values (half 0 or 1) of one head lie, tile by tile.
+template <class Elem>
+struct PoolReader {
+  const Pool& pool;
+  const int32_t* table;
+  int head_dim;
+  Elem* zeros;   // head_dim of them
+  Elem* copies;  // [kTile, head_dim]: groups of tokens that don't lie together
+
+  PoolReader(const AttentionCall& call, int seq, Scratch& scratch)
+      : pool(call.pool),
+        table(call.batch.block_tables + seq * call.batch.table_stride),
+        head_dim(static_cast<int>(call.head_dim)),
+        zeros(scratch.take<Elem>(head_dim)),
+        copies(scratch.take<Elem>(kTile * head_dim)) {
+    __builtin_memset(zeros, 0, head_dim * sizeof(Elem));
+  }
+
+  INLINE const Elem* token(int half, int head, int t) const {
+    return static_cast<const Elem*>(pool.data) + table[t / pool.block_size] * pool.block_stride +
+           half * pool.half_stride + (t % pool.block_size) * pool.token_stride + head * pool.head_stride;
+  }
+
+  // Tokens [t, t + tokens) and zeros up to kTile. Never touches a slot behind the last token: it may hold anything.
+  INLINE void locate(int half, int head, int t, int tokens, Rows& rows) const {
+    const bool groups_lie_together = pool.block_size % kGroup == 0;
+    for (int g = 0; g < kGroups; ++g) {
+      const int first = g * kGroup, here = smaller(tokens - first, kGroup);
+      if (here == kGroup && groups_lie_together) {
+        rows.base[g] = reinterpret_cast<const char*>(token(half, head, t + first));
+        rows.stride[g] = pool.token_stride * sizeof(Elem);
+      } else if (here > 0) {
+        Elem* copy = copies + first * head_dim;
+        __builtin_memset(copy, 0, kGroup * head_dim * sizeof(Elem));
+        for (int j = 0; j < here; ++j) {
+          __builtin_memcpy(copy + j * head_dim, token(half, head, t + first + j), head_dim * sizeof(Elem));
+        }
+        rows.base[g] = reinterpret_cast<const char*>(copy);
+        rows.stride[g] = head_dim * sizeof(Elem);
+      } else {
+        rows.base[g] = reinterpret_cast<const char*>(zeros);
+        rows.stride[g] = 0;
+      }
+    }
+  }
+
+  INLINE void prefetch(int half, int head, int t, int tokens) const {
+    for (int j = 0; j < tokens; ++j) {
+      const char* row = reinterpret_cast<const char*>(token(half, head, t + j));
+      for (int byte = 0; byte < head_dim * static_cast<int>(sizeof(Elem)); byte += 64) __builtin_prefetch(row + byte);
+    }
+  }
+};
+
+// Which token and which head a row of a task is.
+struct RowMap {
+  const AttentionCall& call;
+  int64_t first_token;  // of the sequence, in the batch
+  int first_position;   // of that token, in the sequence
+
+  RowMap(const AttentionCall& c, int seq)
+      : call(c),
+        first_token(c.batch.query_starts[seq]),
+        first_position(c.batch.kv_lens[seq] - (c.batch.query_starts[seq + 1] - c.batch.query_starts[seq])) {}
+  INLINE int position(int row) const { return first_position + static_cast<int>(row / call.group); }
+  template <class Elem>
+  INLINE const Elem* query(int head, int row) const {
+    return static_cast<const Elem*>(call.query) + (first_token + row / call.group) * call.query_token_stride +
+           (head * call.group + row % call.group) * call.query_head_stride;
+  }
+  template <class Elem>
+  INLINE Elem* out(int head, int row) const {
+    return static_cast<Elem*>(call.out) + (first_token + row / call.group) * call.out_token_stride +
+           (head * call.group + row % call.group) * call.out_head_stride;
+  }
+};
+
+template <class Elem>
+INLINE void write_row(Elem* out, const float* sums, int head_dim, float factor) {
+  for (int d = 0; d < head_dim; d += W) store(out + d, load(sums + d) * factor);
+}
+
+// One split's rows of a unit: weighted sums, then tops, then totals.
+struct Partial {
+  float *sums, *tops, *totals;
+  Partial(float* base, int rows, int head_dim)
+      : sums(base), tops(base + static_cast<int64_t>(rows) * head_dim), totals(tops + rows) {}
+};
+
+template <class Kind>
+void attend_thin(const AttentionCall& call, const Task& task, float* partial, char* scratch_memory) {
+  typedef typename Kind::Elem Elem;
+  Scratch scratch{scratch_memory};
+  const int head_dim = static_cast<int>(call.head_dim), rows = task.rows, all_rows = task.heads * rows;
+  const RowMap map(call, task.seq);
+  const PoolReader<Elem> pool(call, task.seq, scratch);
+  const int query_bytes = head_dim * (Kind::kPerWord == 2 ? 2 : 4);
+  char* queries = scratch.take<char>(static_cast<int64_t>(all_rows) * query_bytes);
+  float* scores = scratch.take<float>(kThinRows * kTile);
+  typename Kind::Prob* probs = scratch.take<typename Kind::Prob>(kThinRows * kTile);
+  const float scale = static_cast<float>(call.scale) * kLog2E;
+  float decay[kThinRows];
+  // With splits the sums grow where the merge will look for them.
+  const Partial state(partial ? partial : scratch.take<float>(static_cast<int64_t>(all_rows) * (head_dim + 2)), all_rows,
+                      head_dim);
+
+  for (int i = 0; i < all_rows; ++i) {
+    prepare_thin_query<Kind>(map.query<Elem>(task.head + i / rows, task.row + i % rows), head_dim,
+                             queries + i * query_bytes);
+    state.tops[i] = kNothingSeen, state.totals[i] = 0.0f;
+  }
+  __builtin_memset(state.sums, 0, sizeof(float) * all_rows * head_dim);
+
+  for (int t = task.kv_begin; t < task.kv_end; t += kTile) {
+    const int tokens = smaller(kTile, task.kv_end - t), cols = round_up(tokens, 2 * W);
+    const int next_tokens = smaller(kTile, task.kv_end - t - tokens);
+    for (int h = 0; h < task.heads; ++h) {
+      Rows tile;
+      pool.locate(0, task.head + h, t, tokens, tile);
+      pool.prefetch(0, task.head + h, t + kTile, next_tokens);
+      for (int r = 0; r < rows; ++r) {
+        const int i = h * rows + r;
+        thin_scores<Kind>(queries + i * query_bytes, tile, cols, head_dim, scores + r * kTile);
+        softmax_row(scores + r * kTile, probs + r * kTile, cols, map.position(task.row + r) + 1 - t,
+                    scale, state.tops[i], state.totals[i], decay[r]);
+      }
+      pool.locate(1, task.head + h, t, tokens, tile);
+      pool.prefetch(1, task.head + h, t + kTile, next_tokens);
+      thin_values<Kind>(probs, tile, round_up(tokens, kGroup) / kGroup, head_dim,
+                        state.sums + static_cast<int64_t>(h) * rows * head_dim, decay, rows);
+    }
+  }
+  if (partial) return;
+  for (int i = 0; i < all_rows; ++i) {
+    write_row(map.out<Elem>(task.head + i / rows, task.row + i % rows), state.sums + static_cast<int64_t>(i) * head_dim,
+              head_dim, 1.0f / state.totals[i]);
+  }
+}
+
+template <class Kind>
+void attend_wide(const AttentionCall& call, const Task& task, float* partial, char* scratch_memory) {
+  typedef typename Kind::Elem Elem;
+  Scratch scratch{scratch_memory};
+  const int head_dim = static_cast<int>(call.head_dim), words = head_dim / Kind::kPerWord;
+  const int rows = task.rows, padded_rows = round_up(rows, kRowStep);
+  const RowMap map(call, task.seq);
+  const PoolReader<Elem> pool(call, task.seq, scratch);
+  uint32_t* query_words = scratch.take<uint32_t>(padded_rows * words);
+  uint32_t* keys = scratch.take<uint32_t>(words * kTile);
+  uint32_t* values = scratch.take<uint32_t>(kTile / Kind::kPerWord * head_dim);
+  float* scores = scratch.take<float>(padded_rows * kTile);
+  typename Kind::Prob* probs = scratch.take<typename Kind::Prob>(padded_rows * kTile);
+  float* sums = scratch.take<float>(padded_rows * head_dim);
+  const float scale = static_cast<float>(call.scale) * kLog2E;
+  float* decay = scratch.take<float>(padded_rows);
+  float* tops = scratch.take<float>(padded_rows);
+  float* totals = scratch.take<float>(padded_rows);
+
+  __builtin_memset(query_words, 0, sizeof(uint32_t) * padded_rows * words);
+  __builtin_memset(probs, 0, sizeof(*probs) * padded_rows * kTile);
+  __builtin_memset(sums, 0, sizeof(float) * padded_rows * head_dim);
+  for (int r = 0; r < padded_rows; ++r) tops[r] = kNothingSeen, totals[r] = 0.0f, decay[r] = 1.0f;
+  for (int r = 0; r < rows; ++r) {
+    const Elem* from = map.query<Elem>(task.head, task.row + r);
+    if constexpr (Kind::kPerWord == 2) {
+      __builtin_memcpy(query_words + r * words, from, sizeof(Elem) * head_dim);
+    } else {
+      for (int d = 0; d < head_dim; d += W) store(query_words + r * words + d, as_bits(load(from + d)));
+    }
+  }
+
+  for (int t = task.kv_begin; t < task.kv_end; t += kTile) {
+    const int tokens = smaller(kTile, task.kv_end - t), cols = round_up(tokens, 2 * W);
+    Rows tile;
+    pool.locate(0, task.head, t, tokens, tile);
+    pack_keys<Kind>(tile, cols, head_dim, keys);
+    multiply<Kind>(query_words, words, keys, kTile, words, scores, kTile, padded_rows, cols, nullptr);
+    for (int r = 0; r < rows; ++r) {
+      softmax_row(scores + r * kTile, probs + r * kTile, cols, map.position(task.row + r) + 1 - t, scale,
+                  tops[r], totals[r], decay[r]);
+    }
+    pool.locate(1, task.head, t, tokens, tile);
+    pack_values<Kind>(tile, cols, head_dim, values);
+    multiply<Kind>(reinterpret_cast<const uint32_t*>(probs), kTile / Kind::kPerWord, values, head_dim,
+                   cols / Kind::kPerWord, sums, head_dim, padded_rows, head_dim, decay);
+  }
+
+  if (partial) {
+    const Partial state(partial, rows, head_dim);
+    __builtin_memcpy(state.sums, sums, sizeof(float) * rows * head_dim);
+    __builtin_memcpy(state.tops, tops, sizeof(float) * rows);
+    __builtin_memcpy(state.totals, totals, sizeof(float) * rows);
+    return;
+  }
+  for (int r = 0; r < rows; ++r) {
+    write_row(map.out<Elem>(task.head, task.row + r), sums + r * head_dim, head_dim, 1.0f / totals[r]);
+  }
+}
+
+// Splits are added up in their order, whichever thread does it.
+template <class Elem>
+void merge(const AttentionCall& call, const Task& task, const Unit& unit) {
+  const int head_dim = static_cast<int>(call.head_dim), all_rows = task.heads * task.rows;
+  const int64_t size = static_cast<int64_t>(all_rows) * (head_dim + 2);
+  const RowMap map(call, task.seq);
+  for (int i = 0; i < all_rows; ++i) {
+    const Partial first(unit.partials, all_rows, head_dim);
+    float top = first.tops[i];
+    for (int s = 1; s < unit.splits; ++s) {
+      top = larger(top, Partial(unit.partials + s * size, all_rows, head_dim).tops[i]);
+    }
+    float total = 0.0f;
+    float* sums = first.sums + static_cast<int64_t>(i) * head_dim;
+    for (int s = 0; s < unit.splits; ++s) {
+      const Partial part(unit.partials + s * size, all_rows, head_dim);
+      const float factor = exp2_of(splat(part.tops[i] - top))[0];
+      total += part.totals[i] * factor;
+      const float* more = part.sums + static_cast<int64_t>(i) * head_dim;
+      for (int d = 0; d < head_dim; d += W) {
+        const vf older = s == 0 ? vf{} : load(sums + d);
+        store(sums + d, older + load(more + d) * factor);
+      }
+    }
+    write_row(map.out<Elem>(task.head + i / task.rows, task.row + i % task.rows), sums, head_dim, 1.0f / total);
+  }
+}
+
+#if defined(__AVX512BF16__)
+typedef PairedBf16 Bf16Kind;
+#else
+typedef WidenedBf16 Bf16Kind;
+#endif
+
+}  // namespace
+
+#define JOIN_(a, b) a##b
+#define JOIN(a, b) JOIN_(a, b)
+
+extern "C" void JOIN(pageturner_attention_, PAGETURNER_ISA)(Kernels* kernels) {
+  kernels->width = W;
+  kernels->of[kFloat32].attend_thin = attend_thin<Floats>;
+  kernels->of[kFloat32].attend_wide = attend_wide<Floats>;
+  kernels->of[kFloat32].merge = merge<float>;
+  kernels->of[kBFloat16].attend_thin = attend_thin<Bf16Kind>;
+  kernels->of[kBFloat16].attend_wide = attend_wide<Bf16Kind>;
+  kernels->of[kBFloat16].merge = merge<bf16>;
+}

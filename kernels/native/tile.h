@@ -1,0 +1,322 @@
+// One tile of attention: rows of queries against kTile tokens of keys and values. Included by attention_tiles.cpp.
+#pragma once
+#include "call.h"
+#include "simd.h"
+
+namespace {
+
+// Eight neighbouring tokens lie at base, base + stride, ... (in bytes). A tile is kTile / 8 such groups.
+constexpr int kGroup = 8;
+constexpr int kGroups = kTile / kGroup;
+struct Rows {
+  const char* base[kGroups];
+  int64_t stride[kGroups];
+  INLINE const char* operator[](int token) const {
+    return base[token / kGroup] + (token % kGroup) * stride[token / kGroup];
+  }
+};
+
+// Three ways to multiply. A "word" is the 32 bits that one lane multiplies: one float, or two bfloat16.
+
+struct Floats {
+  typedef float Elem;
+  typedef float Prob;
+  static constexpr int kPerWord = 1;
+  static INLINE vf multiply_add(vf acc, vu a, vu b) { return acc + as_floats(a) * as_floats(b); }
+  static INLINE vf load_words(const float* p) { return load(p); }
+  static INLINE void pack_pair(const float* row, const float*, int d, uint32_t* out) {
+    store(out + d, as_bits(load(row + d)));
+    store(out + d + W, as_bits(load(row + d + W)));
+  }
+  // 2W neighbours as two vectors, in the order that costs least; `join` restores the order.
+  static INLINE void split(const float* p, vf& a, vf& b) { a = load(p), b = load(p + W); }
+  static INLINE void split_floats(const float* p, vf& a, vf& b) { split(p, a, b); }
+  static INLINE void join(float* p, vf a, vf b) { store(p, a), store(p + W, b); }
+};
+
+struct WidenedBf16 {
+  typedef bf16 Elem;
+  typedef float Prob;
+  static constexpr int kPerWord = 1;
+  static INLINE vf multiply_add(vf acc, vu a, vu b) { return acc + as_floats(a) * as_floats(b); }
+  static INLINE vf load_words(const bf16* p) { return load(p); }
+  static INLINE void pack_pair(const bf16* row, const bf16*, int d, uint32_t* out) {
+    store(out + d, as_bits(load(row + d)));
+    store(out + d + W, as_bits(load(row + d + W)));
+  }
+  // Even and odd elements: one instruction each, while keeping their order would take two.
+  static INLINE void split(const bf16* p, vf& a, vf& b) {
+    const vu pairs = *reinterpret_cast<const vu_any*>(p);
+    a = as_floats(pairs << 16), b = as_floats(pairs & 0xffff0000u);
+  }
+  static INLINE void split_floats(const float* p, vf& a, vf& b) {
+    const vf low = load(p), high = load(p + W);
+    a = even_lanes(low, high), b = odd_lanes(low, high);
+  }
+  static INLINE void join(float* p, vf a, vf b) { store(p, zip_low(a, b)), store(p + W, zip_high(a, b)); }
+};
+
+#if defined(__AVX512BF16__)
+struct PairedBf16 {
+  typedef bf16 Elem;
+  typedef bf16 Prob;
+  static constexpr int kPerWord = 2;
+  static INLINE vf multiply_add(vf acc, vu a, vu b) {
+    return reinterpret_cast<vf>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(acc), reinterpret_cast<__m512bh>(a),
+                                                 reinterpret_cast<__m512bh>(b)));
+  }
+  static INLINE vf load_words(const bf16* p) { return as_floats(*reinterpret_cast<const vu_any*>(p)); }
+  // Words of (row[d], next[d]) for 2W values of d.
+  static INLINE void zip_rows(const bf16* row, const bf16* next, vu& low, vu& high) {
+    const __m512i a = _mm512_loadu_si512(row), b = _mm512_loadu_si512(next);
+    const __m512i lanes = reinterpret_cast<__m512i>(lane_numbers());
+    const __m512i index_low = _mm512_or_si512(lanes, _mm512_slli_epi32(_mm512_add_epi32(lanes, _mm512_set1_epi32(32)), 16));
+    const __m512i index_high = _mm512_add_epi16(index_low, _mm512_set1_epi16(16));
+    low = reinterpret_cast<vu>(_mm512_permutex2var_epi16(a, index_low, b));
+    high = reinterpret_cast<vu>(_mm512_permutex2var_epi16(a, index_high, b));
+  }
+  static INLINE void pack_pair(const bf16* row, const bf16* next, int d, uint32_t* out) {
+    vu low, high;
+    zip_rows(row + d, next + d, low, high);
+    store(out + d, low), store(out + d + W, high);
+  }
+};
+#endif
+
+// ---- packing: the wide kernel's right-hand matrices --------------------------------------------------------------
+
+// out[words of head_dim][kTile]: the transposed keys of the first `cols` tokens (a multiple of W).
+template <class Kind>
+void pack_keys(const Rows& keys, int cols, int head_dim, uint32_t* out) {
+  constexpr int step = W * Kind::kPerWord;
+  for (int t = 0; t < cols; t += W) {
+    for (int d = 0; d < head_dim; d += step) {
+      vf rows[W];
+      UNROLL for (int j = 0; j < W; ++j) {
+        rows[j] = Kind::load_words(reinterpret_cast<const typename Kind::Elem*>(keys[t + j]) + d);
+      }
+      transpose(rows);
+      uint32_t* to = out + (d / Kind::kPerWord) * kTile + t;
+      UNROLL for (int j = 0; j < W; ++j) store(to + j * kTile, as_bits(rows[j]));
+    }
+  }
+}
+
+// out[words of tokens][head_dim]: the values of the first `cols` tokens (even).
+template <class Kind>
+void pack_values(const Rows& values, int cols, int head_dim, uint32_t* out) {
+  typedef const typename Kind::Elem* Row;
+  for (int t = 0; t < cols; t += Kind::kPerWord, out += head_dim) {
+    const Row row = reinterpret_cast<Row>(values[t]);
+    const Row next = reinterpret_cast<Row>(values[t + Kind::kPerWord - 1]);
+    for (int d = 0; d < head_dim; d += 2 * W) Kind::pack_pair(row, next, d, out);
+  }
+}
+
+// ---- matrix product ----------------------------------------------------------------------------------------------
+
+#if defined(__AVX512F__)
+constexpr int kRowStep = 6, kVectors = 4;
+#else
+constexpr int kRowStep = 6, kVectors = 2;
+#endif
+
+// c[kRowStep, vectors * W] = c * decay[row] + a[kRowStep, depth] b[depth, vectors * W]; decay null: c is overwritten.
+template <class Kind, int kCols>
+INLINE void multiply_step(const uint32_t* a, int a_stride, const uint32_t* b, int b_stride, int depth, float* c,
+                          int c_stride, const float* decay) {
+  vf acc[kRowStep][kCols];
+  UNROLL for (int r = 0; r < kRowStep; ++r) {
+    UNROLL for (int v = 0; v < kCols; ++v) acc[r][v] = decay ? load(c + r * c_stride + v * W) * decay[r] : vf{};
+  }
+  for (int k = 0; k < depth; ++k) {
+    vu right[kCols];
+    UNROLL for (int v = 0; v < kCols; ++v) right[v] = load(b + static_cast<int64_t>(k) * b_stride + v * W);
+    UNROLL for (int r = 0; r < kRowStep; ++r) {
+      const vu left = vu{} + a[r * a_stride + k];
+      UNROLL for (int v = 0; v < kCols; ++v) acc[r][v] = Kind::multiply_add(acc[r][v], left, right[v]);
+    }
+  }
+  UNROLL for (int r = 0; r < kRowStep; ++r) {
+    UNROLL for (int v = 0; v < kCols; ++v) store(c + r * c_stride + v * W, acc[r][v]);
+  }
+}
+
+// The same for `rows` rows and `cols` columns; rows a multiple of kRowStep, cols of 2W.
+template <class Kind>
+void multiply(const uint32_t* a, int a_stride, const uint32_t* b, int b_stride, int depth, float* c, int c_stride,
+              int rows, int cols, const float* decay) {
+  int col = 0;
+  for (; col + kVectors * W <= cols; col += kVectors * W) {
+    for (int r = 0; r < rows; r += kRowStep) {
+      multiply_step<Kind, kVectors>(a + r * a_stride, a_stride, b + col, b_stride, depth, c + r * c_stride + col,
+                                    c_stride, decay ? decay + r : nullptr);
+    }
+  }
+  for (; col < cols; col += 2 * W) {
+    for (int r = 0; r < rows; r += kRowStep) {
+      multiply_step<Kind, 2>(a + r * a_stride, a_stride, b + col, b_stride, depth, c + r * c_stride + col, c_stride,
+                             decay ? decay + r : nullptr);
+    }
+  }
+}
+
+// ---- softmax -----------------------------------------------------------------------------------------------------
+
+// The running softmax of one row: weights are relative to 2^top, `total` is their sum.
+struct Running {
+  float* top;
+  float* total;
+  float* decay;  // what this tile multiplies the row's older sums by
+};
+constexpr float kNothingSeen = -1e30f;
+
+INLINE void store_probs(float* p, vf a, vf b) { store(p, a), store(p + W, b); }
+#if defined(__AVX512BF16__)
+INLINE void store_probs(bf16* p, vf a, vf b) {
+  _mm512_storeu_si512(
+      p, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(reinterpret_cast<__m512>(b), reinterpret_cast<__m512>(a))));
+}
+#endif
+
+// Turns the scores of one row into weights; tokens from `visible` on weigh nothing. cols: a multiple of 2W.
+template <class Prob>
+INLINE void softmax_row(float* scores, Prob* probs, int cols, int visible, float scale, float& top, float& total,
+                        float& decay) {
+  const vi lanes = lane_numbers();
+  vf highest = splat(kNothingSeen);
+  for (int t = 0; t < cols; t += W) {
+    vf x = load(scores + t) * scale;
+    if (t + W > visible) x = select(lanes < visible - t, x, splat(-__builtin_inff()));
+    store(scores + t, x);
+    highest = vmax(x, highest);
+  }
+  const float new_top = larger(top, max_lanes(highest));
+  vf sum = vf{};
+  for (int t = 0; t < cols; t += 2 * W) {
+    const vf a = exp2_of(load(scores + t) - new_top), b = exp2_of(load(scores + t + W) - new_top);
+    store_probs(probs + t, a, b);
+    sum += a + b;
+  }
+  decay = exp2_of(splat(top - new_top))[0];
+  total = total * decay + sum_lanes(sum);
+  top = new_top;
+}
+
+// ---- thin: a few rows, keys and values read where they lie -------------------------------------------------------
+
+// scores[cols] of one row. query: head_dim elements as `prepare_thin_query` left them.
+template <class Kind>
+INLINE void thin_scores(const char* query, const Rows& keys, int cols, int head_dim, float* scores) {
+  typedef const typename Kind::Elem* Row;
+  for (int t = 0; t < cols; t += W) {
+    Row rows[W];
+    UNROLL for (int j = 0; j < W; ++j) rows[j] = reinterpret_cast<Row>(keys[t + j]);
+    vf acc[W];
+    UNROLL for (int j = 0; j < W; ++j) acc[j] = vf{};
+    if constexpr (Kind::kPerWord == 2) {
+      for (int d = 0; d < head_dim; d += 2 * W) {
+        const vu q = as_bits(Kind::load_words(reinterpret_cast<Row>(query) + d));
+        UNROLL for (int j = 0; j < W; ++j) acc[j] = Kind::multiply_add(acc[j], q, as_bits(Kind::load_words(rows[j] + d)));
+      }
+    } else {
+      const float* q = reinterpret_cast<const float*>(query);
+      for (int d = 0; d < head_dim; d += 2 * W) {
+        const vf qa = load(q + d), qb = load(q + d + W);
+        UNROLL for (int j = 0; j < W; ++j) {
+          vf a, b;
+          Kind::split(rows[j] + d, a, b);
+          acc[j] += qa * a;
+          acc[j] += qb * b;
+        }
+      }
+    }
+    store(scores + t, sum_each_row(acc));
+  }
+}
+
+template <class Kind>
+INLINE void prepare_thin_query(const typename Kind::Elem* from, int head_dim, char* to) {
+  if constexpr (Kind::kPerWord == 2) {
+    __builtin_memcpy(to, from, 2 * head_dim);
+  } else {
+    for (int d = 0; d < head_dim; d += 2 * W) {
+      vf a, b;
+      Kind::split(from + d, a, b);
+      store(reinterpret_cast<float*>(to) + d, a), store(reinterpret_cast<float*>(to) + d + W, b);
+    }
+  }
+}
+
+// sums[kRows, head_dim] = sums * decay[row] + probs[kRows, tokens] values, over whole groups of tokens.
+template <class Kind, int kRows>
+void thin_values(const typename Kind::Prob* probs, const Rows& values, int groups, int head_dim, float* sums,
+                 const float* decay) {
+  typedef const typename Kind::Elem* Row;
+  for (int d = 0; d < head_dim; d += 2 * W) {
+    vf acc[kRows][2];
+    if constexpr (Kind::kPerWord == 2) {
+      UNROLL for (int r = 0; r < kRows; ++r) {
+        UNROLL for (int half = 0; half < 2; ++half) acc[r][half] = load(sums + r * head_dim + d + half * W) * decay[r];
+      }
+      for (int g = 0; g < groups; ++g) {
+        UNROLL for (int j = 0; j < kGroup; j += 2) {
+          const Row row = reinterpret_cast<Row>(values.base[g] + j * values.stride[g]) + d;
+          const Row next = reinterpret_cast<Row>(values.base[g] + (j + 1) * values.stride[g]) + d;
+          vu low, high;
+          Kind::zip_rows(row, next, low, high);
+          UNROLL for (int r = 0; r < kRows; ++r) {
+            uint32_t pair;
+            __builtin_memcpy(&pair, probs + r * kTile + g * kGroup + j, 4);
+            acc[r][0] = Kind::multiply_add(acc[r][0], vu{} + pair, low);
+            acc[r][1] = Kind::multiply_add(acc[r][1], vu{} + pair, high);
+          }
+        }
+      }
+      UNROLL for (int r = 0; r < kRows; ++r) {
+        UNROLL for (int half = 0; half < 2; ++half) store(sums + r * head_dim + d + half * W, acc[r][half]);
+      }
+    } else {
+      UNROLL for (int r = 0; r < kRows; ++r) {
+        Kind::split_floats(sums + r * head_dim + d, acc[r][0], acc[r][1]);
+        acc[r][0] *= decay[r], acc[r][1] *= decay[r];
+      }
+      for (int g = 0; g < groups; ++g) {
+        UNROLL for (int j = 0; j < kGroup; ++j) {
+          vf a, b;
+          Kind::split(reinterpret_cast<Row>(values.base[g] + j * values.stride[g]) + d, a, b);
+          UNROLL for (int r = 0; r < kRows; ++r) {
+            const float p = probs[r * kTile + g * kGroup + j];
+            acc[r][0] += p * a;
+            acc[r][1] += p * b;
+          }
+        }
+      }
+      UNROLL for (int r = 0; r < kRows; ++r) Kind::join(sums + r * head_dim + d, acc[r][0], acc[r][1]);
+    }
+  }
+}
+
+template <class Kind>
+void thin_values(const typename Kind::Prob* probs, const Rows& values, int groups, int head_dim, float* sums,
+                 const float* decay, int rows) {
+#if defined(__AVX512F__)
+  constexpr int kMost = 8;
+#else
+  constexpr int kMost = 4;  // 16 registers: two sums a row, two values, one weight
+#endif
+  for (; rows > 0; rows -= kMost, probs += kMost * kTile, sums += kMost * head_dim, decay += kMost) {
+    switch (rows < kMost ? rows : kMost) {
+      case 1: thin_values<Kind, 1>(probs, values, groups, head_dim, sums, decay); break;
+      case 2: thin_values<Kind, 2>(probs, values, groups, head_dim, sums, decay); break;
+      case 3: thin_values<Kind, 3>(probs, values, groups, head_dim, sums, decay); break;
+      case 4: thin_values<Kind, 4>(probs, values, groups, head_dim, sums, decay); break;
+      case 5: thin_values<Kind, (kMost > 4 ? 5 : 1)>(probs, values, groups, head_dim, sums, decay); break;
+      case 6: thin_values<Kind, (kMost > 4 ? 6 : 1)>(probs, values, groups, head_dim, sums, decay); break;
+      case 7: thin_values<Kind, (kMost > 4 ? 7 : 1)>(probs, values, groups, head_dim, sums, decay); break;
+      default: thin_values<Kind, kMost>(probs, values, groups, head_dim, sums, decay); break;
+    }
+  }
+}
+
+}  // namespace
