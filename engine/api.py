@@ -91,7 +91,8 @@ class GenerateRequest:
     tenant: whose prefix tree is searched; nothing is ever shared between tenants.
     branch: name of the idle branch that shall point at this request's KV when it ends (a conversation's tip).
         None leaves the KV in the tree unnamed: found again by its tokens, and first to be reclaimed.
-    generate: False only computes the prompt's KV (warm-up); it ends with `finish_reason` "stop" and no tokens.
+    generate: False only computes the prompt's KV (warm-up); it ends with `finish_reason` "stop" and no
+        tokens.
     """
 
     request_id: str
@@ -113,7 +114,12 @@ class PromptUsage:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What one step brought for one request. `prompt` comes with the first tokens and again at the end."""
+    """What one step brought for one request.
+
+    token_ids: an end token (`finish_reason` "stop") is the last of them.
+    prompt: comes with the first tokens and again at the end; None at the end of a request whose prompt was
+        never computed in full.
+    """
 
     request_id: str
     token_ids: list[int]
@@ -124,7 +130,10 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What the front needs to know about the engine it talks to. `boot_id` changes with every engine process."""
+    """What the front needs to know about the engine it talks to.
+
+    `boot_id` changes with every engine process.
+    """
 
     boot_id: str
     model: str
@@ -141,7 +150,12 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Gauges and running totals, as `/metrics` shows them. Blocks: total == free + idle + pinned (+ reserved)."""
+    """Gauges and running totals, as `/metrics` shows them.
+
+    Blocks: total == free + idle + pinned + reserved. tokens_resident of slots_allocated KV slots hold a
+    token. prefix_hits_tokens of prefix_queries_tokens prompt tokens were found resident, each prompt counted
+    once, when all of it had been computed.
+    """
 
     running: int = 0
     waiting: int = 0
@@ -149,9 +163,11 @@ class EngineStats:
     blocks_free: int = 0
     blocks_idle: int = 0
     blocks_pinned: int = 0
+    blocks_reserved: int = 0
     blocks_shared: int = 0
     branches: int = 0
     tokens_resident: int = 0
+    slots_allocated: int = 0
     prefix_queries_tokens: int = 0
     prefix_hits_tokens: int = 0
     prompt_tokens: int = 0
@@ -175,7 +191,10 @@ class EngineClient(Protocol):
     def ready(self) -> bool: ...
 
     async def start(self) -> None:
-        """Return when the engine answers. Raises `RuntimeError` with the engine's own words if it cannot start."""
+        """Return when the engine answers.
+
+        Raises `RuntimeError` with the engine's own words if it cannot start.
+        """
         ...
 
     async def close(self) -> None: ...
@@ -183,8 +202,8 @@ class EngineClient(Protocol):
     def generate(self, request: GenerateRequest) -> AsyncIterator[Output]:
         """Stream one answer. The last output carries a `finish_reason`.
 
-        Closing the iterator early aborts the request within one step. Raises `RequestError` for a request that
-        can never run and `EngineDead` when the engine process ends before the answer does.
+        Closing the iterator early aborts the request within one step. Raises `RequestError` for a request
+        that can never run and `EngineDead` when the engine process ends before the answer does.
         """
         ...
 
