@@ -1,0 +1,1 @@
+"""Measurements: what a turn costs, for us and for any OpenAI-compatible server beside us."""
