@@ -1,9 +1,9 @@
-"""KV waste: allocated slots that hold no token, over allocated slots, while conversations of mixed length run.
+"""KV waste: allocated slots that hold no token, over allocated slots, under conversations of mixed length.
 
     python -m bench.waste --url http://127.0.0.1:8000 --conversations 32
 
-Reads the block counts and resident tokens from `/metrics` once a second, from the moment all conversations are
-under way. A block that several conversations share counts once.
+Reads the block counts and resident tokens from `/metrics` once a second, from the moment all conversations
+are under way. A block that several conversations share counts once.
 """
 
 from __future__ import annotations
