@@ -73,9 +73,8 @@ def main(
     if not samples:
         raise SystemExit("the run ended before a sample was taken: use more turns")
     middle = samples[len(samples) // 2]
-    print(
-        f"KV waste: median {middle:.2%}, least {samples[0]:.2%}, most {samples[-1]:.2%}, of {len(samples)} samples"
-    )
+    least, most = samples[0], samples[-1]
+    print(f"KV waste: median {middle:.2%}, least {least:.2%}, most {most:.2%}, of {len(samples)} samples")
 
 
 if __name__ == "__main__":
