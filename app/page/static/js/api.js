@@ -60,12 +60,14 @@ export const api = {
     }
   },
 
-  /** "ready", "loading" (the server is up, the model is not) or "unreachable". */
+  /** What `/readyz` says ({status: "ready"}, or why not and how far it is), or {status: "unreachable"}. */
   async readiness() {
     try {
-      return (await fetch(address("readyz"))).ok ? "ready" : "loading";
+      const response = await fetch(address("readyz"));
+      const told = await response.json().catch(() => ({}));
+      return response.ok ? { status: "ready" } : { status: "loading", ...told };
     } catch {
-      return "unreachable";
+      return { status: "unreachable" };
     }
   },
 };

@@ -8,6 +8,7 @@ export class Feed {
 
   constructor(link) {
     this.#link = link;
+    link.onFrame = (frame) => this.#receive(frame);
     effect(() => {
       if (link.state.value === "open") for (const lane of this.#lanes.keys()) this.#enter(lane);
     });
@@ -41,8 +42,7 @@ export class Feed {
     for (const [lane, entry] of this.#lanes) if (entry.answer === answer) this.#lanes.delete(lane);
   }
 
-  /** One frame from the link. */
-  receive(frame) {
+  #receive(frame) {
     const lane = frame.stream_id;
     const entry = this.#lanes.get(lane);
     if (!entry) return;

@@ -8,8 +8,9 @@ const patience = 5_000; // ms a connection may take to answer a ping
 export class Link {
   /** "connecting" before the first connection, "open", or "lost" while it tries again. */
   state = signal("connecting");
+  /** Takes every frame that arrives. */
+  onFrame = () => {};
   #address;
-  #onFrame;
   #onLost;
   #socket = null;
   #timer = 0;
@@ -19,11 +20,10 @@ export class Link {
 
   /**
    * @param {string} address
-   * @param {{onFrame: (frame: object) => void, onLost: () => void}} callbacks
+   * @param {{onLost: () => void}} callbacks called whenever a connection was lost or could not be made
    */
-  constructor(address, { onFrame, onLost }) {
+  constructor(address, { onLost }) {
     this.#address = address;
-    this.#onFrame = onFrame;
     this.#onLost = onLost;
     addEventListener("online", () => this.#check());
     document.addEventListener("visibilitychange", () => document.hidden || this.#check());
@@ -75,7 +75,7 @@ export class Link {
     };
     socket.onmessage = (message) => {
       clearTimeout(this.#doubt);
-      this.#onFrame(JSON.parse(message.data));
+      this.onFrame(JSON.parse(message.data));
     };
     socket.onclose = () => {
       clearTimeout(this.#doubt);

@@ -1,11 +1,19 @@
 import { render } from "../vendor/preact.js";
+import { effect } from "../vendor/signals.js";
+import { loadConversations } from "./conversations.js";
 import { html } from "./html.js";
-import { loadConversations, look, openFromAddress, server } from "./store.js";
+import { look } from "./server.js";
+import { server } from "./state.js";
+import { openFromAddress } from "./turns.js";
 import { App } from "./view/app.js";
 
 render(html`<${App} />`, document.getElementById("app"));
 
-addEventListener("hashchange", openFromAddress);
+effect(() => {
+  if (server.value !== "ready") return;
+  loadConversations();
+  openFromAddress();
+});
 addEventListener("popstate", openFromAddress);
 document.addEventListener("visibilitychange", () => {
   if (!document.hidden && server.peek() === "ready") loadConversations();

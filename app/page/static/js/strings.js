@@ -3,6 +3,7 @@
 const number = new Intl.NumberFormat("en");
 const decimal = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
 const seconds = new Intl.NumberFormat("en", { maximumFractionDigits: 2, minimumFractionDigits: 2 });
+const percent = new Intl.NumberFormat("en", { style: "percent" });
 const time = new Intl.DateTimeFormat("en", { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
 const day = new Intl.DateTimeFormat("en", { day: "numeric", month: "short" });
 
@@ -42,7 +43,12 @@ export const text = {
   loadFailed: (message) => `This could not be loaded. ${message}`,
   missing: "This conversation no longer exists.",
   retry: "Try again",
-  loadingModel: "Loading the model…",
+  waiting({ status, fraction }) {
+    if (status === "failed") return "The server could not load its model. Its log says why.";
+    if (status === "draining") return "The server is shutting down.";
+    if (status === "engine restarting") return "The model is starting again…";
+    return typeof fraction === "number" ? `Loading the model… ${percent.format(fraction)}` : "Loading the model…";
+  },
   connecting: "Connecting…",
   reconnecting: "Connection lost. Trying again…",
   unreachable: "The server cannot be reached.",

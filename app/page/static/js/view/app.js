@@ -1,6 +1,6 @@
 import { useSignal, useSignalEffect } from "../../vendor/signals.js";
 import { html } from "../html.js";
-import { conversations, current, server, transcript } from "../store.js";
+import { conversations, current, server, transcript } from "../state.js";
 import { text } from "../strings.js";
 import { Composer } from "./composer.js";
 import { Contents } from "./contents.js";

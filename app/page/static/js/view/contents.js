@@ -1,6 +1,7 @@
 // The list of conversations, set like a table of contents.
+import { loadMoreConversations, newChat } from "../conversations.js";
 import { html } from "../html.js";
-import { conversations, current, loadMoreConversations, moreConversations, newChat } from "../store.js";
+import { conversations, current, moreConversations } from "../state.js";
 import { text } from "../strings.js";
 
 export function Contents({ drawer }) {

@@ -1,8 +1,9 @@
 // The head of the page: the conversation's title, and what can be done to the whole of it.
 import { useLayoutEffect, useRef } from "../../vendor/preact-hooks.js";
 import { useSignal } from "../../vendor/signals.js";
+import { remove, rename } from "../conversations.js";
 import { html } from "../html.js";
-import { conversations, current, remove, rename } from "../store.js";
+import { conversations, current } from "../state.js";
 import { text } from "../strings.js";
 
 export function Heading({ drawer }) {

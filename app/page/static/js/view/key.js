@@ -1,7 +1,7 @@
 // Asks for the API key. It is sent once, for a cookie that scripts cannot read, and kept nowhere here.
 import { useSignal } from "../../vendor/signals.js";
 import { html } from "../html.js";
-import { login } from "../store.js";
+import { login } from "../server.js";
 import { text } from "../strings.js";
 
 export function Key() {

@@ -1,11 +1,12 @@
 // What the page says about itself: the state of the server and of the connection, seen and heard.
 import { computed } from "../../vendor/signals.js";
 import { html } from "../html.js";
-import { announcement, link, server } from "../store.js";
+import { link } from "../server.js";
+import { announcement, delay, server } from "../state.js";
 import { text } from "../strings.js";
 
 const notice = computed(() => {
-  if (server.value === "loading") return text.loadingModel;
+  if (server.value === "waiting") return text.waiting(delay.value);
   if (server.value === "unreachable") return text.unreachable;
   if (link.state.value === "lost") return text.reconnecting;
   if (server.value === "checking" || link.state.value === "connecting") return text.connecting;

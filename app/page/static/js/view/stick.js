@@ -1,7 +1,7 @@
 // Keeps the end in view while text arrives, but only for a reader who is at the end.
 import { useLayoutEffect } from "../../vendor/preact-hooks.js";
 import { useSignal, useSignalEffect } from "../../vendor/signals.js";
-import { sent } from "../store.js";
+import { sent } from "../state.js";
 
 const near = 48; // pixels from the end that still count as being there
 

@@ -1,8 +1,9 @@
 // The turns of the open conversation.
 import { useRef } from "../../vendor/preact-hooks.js";
 import { html } from "../html.js";
-import { current, load, transcript } from "../store.js";
+import { current, transcript } from "../state.js";
 import { text } from "../strings.js";
+import { load } from "../turns.js";
 import { useStickToBottom } from "./stick.js";
 
 export function Transcript() {
