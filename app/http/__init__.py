@@ -1,0 +1,1 @@
+"""The HTTP side of the API: one module a resource."""
