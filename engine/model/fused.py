@@ -13,6 +13,7 @@ from engine.model import ops
 from engine.model.attention import LayerShape
 from engine.model.linear import Linear, make_linear
 from engine.model.recognise import Layer, Norm, Parts
+from kernels import native
 from kernels.attention import PagedBatch, paged_attention
 
 
@@ -22,8 +23,8 @@ class FusedLayer:
 
     attention_norm: Norm
     qkv: Linear
-    q_weight: torch.Tensor | None
-    k_weight: torch.Tensor | None
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
     head_eps: float
     out: Linear
     mlp_norm: Norm
@@ -84,9 +85,9 @@ class FusedDecoder:
                 slots,
                 q_heads,
                 query,
-                q_weight=layer.q_weight,
-                k_weight=layer.k_weight,
-                eps=layer.head_eps,
+                layer.q_norm,
+                layer.k_norm,
+                layer.head_eps,
             )
             paged_attention(query, kv, batch, scale=layer.scale, out=attended)
             norm = layer.mlp_norm
@@ -129,7 +130,10 @@ class _Scratch:
         return normed, query.view(tokens, *self._heads), attended.view(tokens, *self._heads), gated
 
 
-def _pick_ops(like: torch.Tensor, shape: LayerShape) -> Any:
+def _pick_ops(weights: torch.Tensor, shape: LayerShape) -> Any:
+    """The module with the element-wise operations: native on a CPU that has them, else plain torch."""
+    if weights.device.type == "cpu" and native.supports(weights.dtype, shape.head_dim):
+        return native
     return ops
 
 

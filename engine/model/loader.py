@@ -118,6 +118,18 @@ def load_model(
     return loaded
 
 
+def open_original(
+    source: ModelSource,
+    *,
+    dtype: DtypeName = "auto",
+    device: str = "cpu",
+    cache_dir: Path | None = None,
+    progress: Progress | None = None,
+) -> Any:
+    """The model as transformers runs it, to compare with. Arguments and errors as in `load_model`."""
+    return _Reader(source, dtype, torch.device(device), cache_dir or default_cache_dir(), progress).read()
+
+
 def _prepare(reader: _Reader, fuse: bool, max_model_len: int | None) -> LoadedModel | None:
     """The model, fused if it can be. None: it was recognised, but fused it computes something else."""
     model = reader.read()
@@ -247,7 +259,11 @@ def _end_ids(model: Any, source: ModelSource, cache_dir: Path) -> tuple[int, ...
     """Every id that ends an answer by the word of the generation config, the config or the tokenizer."""
     found: set[int] = set()
     generation = getattr(model, "generation_config", None)
-    for holder in (generation, model.config, load_tokenizer(source, cache_dir=cache_dir)):
+    try:
+        tokenizer = load_tokenizer(source, cache_dir=cache_dir)
+    except ModelError:  # a bare model still takes token ids
+        tokenizer = None
+    for holder in (generation, model.config, tokenizer):
         ids = getattr(holder, "eos_token_id", None)
         if isinstance(ids, int):
             found.add(ids)

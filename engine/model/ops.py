@@ -35,10 +35,9 @@ def rope_write_kv(
     slots: torch.Tensor,
     q_heads: int,
     out_q: torch.Tensor,
-    *,
-    q_weight: torch.Tensor | None = None,
-    k_weight: torch.Tensor | None = None,
-    eps: float = 0.0,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    eps: float = 1e-6,
 ) -> None:
     """Rotate queries and keys (halves against each other); keys and values go to their slots, queries to
     `out_q`.
@@ -47,15 +46,15 @@ def rope_write_kv(
     cos, sin: [tokens, head_dim]
     kv:    [blocks, 2, block_size, kv_heads, head_dim]; slots: int64 [tokens]
     out_q: [tokens, q_heads, head_dim]
-    q_weight, k_weight: [head_dim], an RMSNorm of every head before the rotation
+    q_norm, k_norm: [head_dim], an RMSNorm of every head before the rotation
     """
     kv_heads = kv.shape[3]
     heads = qkv.view(qkv.shape[0], q_heads + 2 * kv_heads, -1)  # [tokens, heads, head_dim]
     query, key, value = torch.split(heads, [q_heads, kv_heads, kv_heads], dim=1)
-    if q_weight is not None:
-        rms_norm(query, q_weight, eps, query)
-    if k_weight is not None:
-        rms_norm(key, k_weight, eps, key)
+    if q_norm is not None:
+        rms_norm(query, q_norm, eps, query)
+    if k_norm is not None:
+        rms_norm(key, k_norm, eps, key)
     cos, sin = cos[:, None], sin[:, None]
     torch.add(query * cos, _half_turn(query) * sin, out=out_q)
     write_kv(key * cos + _half_turn(key) * sin, value, kv, slots)

@@ -45,8 +45,8 @@ def check_config(config: Any, max_model_len: int | None) -> int:
         short = _static_rope_limit(config, rope)
         if short < length:
             raise UnsupportedModel(
-                f"config.rope_parameters.rope_type={rope['rope_type']!r}: rotation that depends on the length of "
-                f"the context is not supported; with max_model_len={short} or less it never changes"
+                f"config.rope_parameters.rope_type={rope['rope_type']!r}: rotation by the context's length "
+                f"is not supported; with max_model_len={short} or less it never changes"
             )
     return limit
 
