@@ -2,15 +2,29 @@
 
 The KV pool is `[blocks, layers, 2, block_size, kv_heads, head_dim]`; a kernel gets one layer's slice,
 `pool[:, layer]`, and takes its strides as they are (int64: a pool is larger than 2 GiB).
+
+A back end is a module with `paged_attention(query, kv, batch, scale, out)` and `write_kv(key, value, kv, slots)`;
+it is imported at its first use, so that importing this module brings neither Triton nor a compiler.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import Literal, Protocol, cast
 
-if TYPE_CHECKING:
-    import torch
+import torch
+
+BackendName = Literal["triton", "native", "torch"]
+
+_MODULES: dict[str, str] = {
+    "triton": "kernels.triton.attention",
+    "native": "kernels.native",
+    "torch": "kernels.reference",
+}
+_TRITON_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,3 +49,134 @@ class PagedBatch:
     slots: torch.Tensor
     max_query_len: int
     max_kv_len: int
+
+
+class Backend(Protocol):
+    """What a back end module offers. Arguments are already validated; `out` and `kv` are written in place."""
+
+    def paged_attention(
+        self, query: torch.Tensor, kv: torch.Tensor, batch: PagedBatch, scale: float, out: torch.Tensor
+    ) -> object: ...
+
+    def write_kv(
+        self, key: torch.Tensor, value: torch.Tensor, kv: torch.Tensor, slots: torch.Tensor
+    ) -> object: ...
+
+
+def paged_attention(
+    query: torch.Tensor,
+    kv: torch.Tensor,
+    batch: PagedBatch,
+    *,
+    scale: float,
+    out: torch.Tensor | None = None,
+    backend: BackendName | None = None,
+) -> torch.Tensor:
+    """Causal attention of every query token over its own sequence's blocks; softmax and sums in at least float32.
+
+    query: [tokens, q_heads, head_dim]; head h reads KV head `h // (q_heads // kv_heads)`
+    kv:    [blocks, 2, block_size, kv_heads, head_dim], one layer's slice of the pool; keys at 0, values at 1
+    batch: the sequences; not validated here (see `check_batch`)
+    scale: factor on the scores, usually head_dim ** -0.5
+    out:   [tokens, q_heads, head_dim], written and returned; allocated when None
+    backend: None picks the best for the device and dtype
+
+    Of a block only the slots of tokens below `kv_lens` count; whatever else lies there, NaN included, has no effect.
+    Raises ValueError naming the argument when shapes, dtypes or the back end don't fit.
+    """
+    if query.dim() != 3 or query.stride(2) != 1:
+        raise ValueError(f"query must be [tokens, q_heads, head_dim] with a dense last dimension, got {_shape(query)}")
+    if kv.dim() != 5 or kv.size(1) != 2 or kv.stride(4) != 1:
+        raise ValueError(
+            "kv must be one layer's [blocks, 2, block_size, kv_heads, head_dim] with a dense last dimension, "
+            f"got {_shape(kv)}"
+        )
+    if query.dtype != kv.dtype:
+        raise ValueError(f"query and kv must have the same dtype, got {query.dtype} and {kv.dtype}")
+    if query.size(2) != kv.size(4) or query.size(1) % kv.size(3):
+        raise ValueError(
+            f"query {_shape(query)} does not fit kv {_shape(kv)}: head_dim must be equal and q_heads a multiple of kv_heads"
+        )
+    if out is None:
+        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    elif out.shape != query.shape or out.dtype != query.dtype or out.stride(2) != 1:
+        raise ValueError(f"out must be like query {_shape(query)} {query.dtype}, got {_shape(out)} {out.dtype}")
+    _backend(backend, query).paged_attention(query, kv, batch, scale, out)
+    return out
+
+
+def write_kv(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    kv: torch.Tensor,
+    slots: torch.Tensor,
+    *,
+    backend: BackendName | None = None,
+) -> None:
+    """Put each token's key and value into its slot of one layer's blocks.
+
+    key, value: [tokens, kv_heads, head_dim]
+    kv:         [blocks, 2, block_size, kv_heads, head_dim], one layer's slice of the pool
+    slots:      int64 [tokens], block * block_size + offset; all different, all inside the pool (not checked here)
+
+    Raises ValueError naming the argument when shapes, dtypes or the back end don't fit.
+    """
+    if kv.dim() != 5 or kv.size(1) != 2 or kv.stride(4) != 1:
+        raise ValueError(
+            "kv must be one layer's [blocks, 2, block_size, kv_heads, head_dim] with a dense last dimension, "
+            f"got {_shape(kv)}"
+        )
+    if key.dim() != 3 or key.shape[1:] != kv.shape[3:] or key.stride(2) != 1:
+        raise ValueError(
+            f"key must be [tokens, kv_heads, head_dim] with a dense last dimension and fit kv {_shape(kv)}, got {_shape(key)}"
+        )
+    if value.shape != key.shape or value.stride(2) != 1:
+        raise ValueError(f"value must be like key {_shape(key)}, got {_shape(value)}")
+    if key.dtype != kv.dtype or value.dtype != kv.dtype:
+        raise ValueError(f"key, value and kv must have the same dtype, got {key.dtype}, {value.dtype} and {kv.dtype}")
+    if slots.dtype != torch.int64 or slots.dim() != 1 or slots.size(0) != key.size(0):
+        raise ValueError(f"slots must be int64 [{key.size(0)}], got {slots.dtype} {_shape(slots)}")
+    _backend(backend, key).write_kv(key, value, kv, slots)
+
+
+@lru_cache(maxsize=64)
+def pick_backend(device: torch.device | str, dtype: torch.dtype, head_dim: int = 64) -> BackendName:
+    """The back end that `backend=None` means: Triton on a GPU, native on a CPU, torch where neither can run.
+
+    The answer holds for the life of the process. The first call for a CPU may compile the native library.
+    """
+    kind = torch.device(device).type
+    if kind == "cuda" and dtype in _TRITON_DTYPES and importlib.util.find_spec("triton") is not None:
+        return "triton"
+    if kind == "cpu":
+        native = importlib.import_module(_MODULES["native"])
+        if native.available() and native.supports(dtype, head_dim):
+            return "native"
+    return "torch"
+
+
+def _backend(name: BackendName | None, tensor: torch.Tensor) -> Backend:
+    if name is None:
+        name = pick_backend(tensor.device, tensor.dtype, tensor.size(2))
+    elif name == "native":
+        _require_native(tensor.dtype, tensor.size(2))
+    return _load(name)
+
+
+@lru_cache(maxsize=8)
+def _load(name: str) -> Backend:
+    if name not in _MODULES:
+        raise ValueError(f"backend must be one of {', '.join(_MODULES)} or None, got {name!r}")
+    return cast(Backend, importlib.import_module(_MODULES[name]))
+
+
+def _require_native(dtype: torch.dtype, head_dim: int) -> None:
+    native = importlib.import_module(_MODULES["native"])
+    if not native.available():
+        raise ValueError("backend 'native' is not available on this machine")
+    if not native.supports(dtype, head_dim):
+        raise ValueError(f"backend 'native' does not support {dtype} with head_dim {head_dim}")
+
+
+def _shape(tensor: torch.Tensor) -> list[int]:
+    return list(tensor.shape)
