@@ -50,7 +50,7 @@ def resolve_model(name_or_path: str | None) -> ModelSource:
         if path.suffix.lower() != ".gguf":
             raise ModelError(f"model {name_or_path}: expected a .gguf file, a folder or a hub id")
         return _gguf(path, path.stem)
-    if path.is_dir():
+    if path.is_dir() and name_or_path.strip():
         return _folder(path)
     if path.suffix.lower() == ".gguf" or not _HUB_ID.fullmatch(name_or_path):
         raise ModelError(f"model {name_or_path}: there is no such file or folder")
