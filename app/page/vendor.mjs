@@ -1,5 +1,5 @@
 // Copies the files the page needs out of node_modules into static/vendor, and writes manifest.json beside them with
-// each file's package, version, licence and SHA-256. Run by `make vendor`; tests/e2e/test_page_files.py holds the
+// each file's package, version, licence and SHA-256. Run by `make vendor`; tests/e2e/page/test_files.py holds the
 // files against the manifest.
 //
 // The page has no build step, so bare imports ("preact") are rewritten to the files beside them ("./preact.js"):

@@ -42,7 +42,7 @@ export async function begin(shown, title) {
   // Someone may have opened another conversation while this one was made.
   if (transcript.peek() === shown) {
     current.value = id;
-    history.pushState(null, "", `#${encodeURIComponent(id)}`);
+    history.replaceState(null, "", `#${encodeURIComponent(id)}`);
   }
   if (fresh.peek() === shown) fresh.value = new Transcript("ready");
   return id;

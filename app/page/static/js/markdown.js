@@ -88,7 +88,10 @@ export class Document {
   #finish(source) {
     const before = [...this.#frozen, ...this.#open];
     const tokens = marked.lexer(source).filter((token) => token.type !== "space");
-    return tokens.map((token, index) => reuse(before[index], token) ?? block(token));
+    return tokens.map((token, index) => {
+      const whole = block(token);
+      return String(before[index]?.html) === String(whole.html) ? before[index] : whole;
+    });
   }
 }
 
