@@ -48,7 +48,7 @@ export const api = {
   conversations: (after) => call("GET", `v1/conversations?limit=50${after ? `&after=${id(after)}` : ""}`),
   conversation: (name) => call("GET", `v1/conversations/${id(name)}`),
   createConversation: (title) => call("POST", "v1/conversations", { metadata: { title } }),
-  renameConversation: (name, title) => call("POST", `v1/conversations/${id(name)}`, { metadata: { title } }),
+  describeConversation: (name, metadata) => call("POST", `v1/conversations/${id(name)}`, { metadata }),
   deleteConversation: (name) => call("DELETE", `v1/conversations/${id(name)}`),
 
   async items(name) {

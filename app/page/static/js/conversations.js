@@ -6,7 +6,7 @@ import { text } from "./strings.js";
 
 const listed = ({ id, updated_at, created_at, metadata, active_response }) => ({
   id,
-  title: metadata?.title || text.untitled,
+  title: metadata.title || text.untitled,
   updatedAt: (updated_at ?? created_at) * 1000,
   activeResponse: active_response ?? null,
 });
@@ -58,7 +58,9 @@ export function touch(id, change) {
 export async function rename(id, title) {
   const trimmed = title.trim();
   if (!trimmed) return;
-  await unlocked(() => api.renameConversation(id, trimmed));
+  // Metadata is replaced as a whole; what others put there stays.
+  const { metadata } = await unlocked(() => api.conversation(id));
+  await unlocked(() => api.describeConversation(id, { ...metadata, title: trimmed }));
   conversations.value = conversations.peek().map((one) => (one.id === id ? { ...one, title: trimmed } : one));
 }
 
