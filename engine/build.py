@@ -32,12 +32,12 @@ Report = Callable[[str, float], None]
 
 
 def build_engine(config: EngineConfig, report: Report | None = None) -> Engine:
-    """Load the model, size and allocate the pool, and put the engine together.
+    """Load the model and put the engine together.
 
     Raises `ConfigError` for settings that don't go with this model or machine, and `ModelError` for the
     model.
     """
-    tell = report or (lambda stage, fraction: None)
+    tell = report or _tell_nobody
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     device = _pick_device(config.device)
@@ -49,6 +49,15 @@ def build_engine(config: EngineConfig, report: Report | None = None) -> Engine:
         max_model_len=config.max_model_len,
         progress=report,
     )
+    return assemble_engine(config, model, report)
+
+
+def assemble_engine(config: EngineConfig, model: LoadedModel, report: Report | None = None) -> Engine:
+    """An engine around a loaded model: size and allocate the pool, and join the parts.
+
+    Raises `ConfigError` for settings that don't go with this model or machine.
+    """
+    tell = report or _tell_nobody
     spec = model.spec
     layout = KVLayout(spec.num_layers, spec.num_kv_heads, spec.head_dim, config.block_size, spec.dtype)
     max_tokens = config.max_num_batched_tokens
@@ -98,6 +107,10 @@ def build_engine(config: EngineConfig, report: Report | None = None) -> Engine:
     )
     scheduler = Scheduler(cache, max_num_seqs=config.max_num_seqs, max_num_batched_tokens=max_tokens)
     return Engine(info, cache, scheduler, runner, seed=config.seed)
+
+
+def _tell_nobody(stage: str, fraction: float) -> None:
+    pass
 
 
 def _pick_device(device: str) -> str:

@@ -90,7 +90,11 @@ class LLM:
         return list(self._tokenizer.encode(text))
 
     def _render(self, messages: Sequence[ChatMessage]) -> list[int]:
-        return list(self._tokenizer.apply_chat_template(messages, add_generation_prompt=True))
+        # What a message says is text, even where it spells a control token.
+        ids = self._tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_dict=False, sanitize_control_tokens=True
+        )
+        return list(ids)
 
     def _run(
         self,

@@ -1,8 +1,8 @@
 """The engine process: `python -m engine.server --fd N`, N being its end of a unix socket pair.
 
 The front that starts it sends `start` with the settings; then requests flow one way and outputs the other.
-The process ends when its parent does: by the socket, and on Linux by a signal too, so that loading a model does
-not outlive whoever wanted it.
+The process ends when its parent does: by the socket, and on Linux by a signal too, so that loading a model
+does not outlive whoever wanted it.
 """
 
 from __future__ import annotations
@@ -91,13 +91,14 @@ class Server:
         try:
             self._engine.add_request(unpack_request(fields))
         except RequestError as error:
-            refusal = {
-                "request_id": request_id,
-                "message": error.message,
-                "param": error.param,
-                "code": error.code,
-            }
-            self._channel.send({"type": "refused", **refusal})
+            self._refuse(request_id, error)
+        except (KeyError, TypeError, ValueError) as error:
+            # It names a request, so somebody waits for an answer to it.
+            self._refuse(request_id, RequestError(f"a field is missing or has the wrong type: {error}"))
+
+    def _refuse(self, request_id: str, error: RequestError) -> None:
+        refusal = {"message": error.message, "param": error.param, "code": error.code}
+        self._channel.send({"type": "refused", "request_id": request_id, **refusal})
 
 
 def die_with_parent() -> None:
