@@ -3,8 +3,8 @@
 The KV pool is `[blocks, layers, 2, block_size, kv_heads, head_dim]`; a kernel gets one layer's slice,
 `pool[:, layer]`, and takes its strides as they are (int64: a pool is larger than 2 GiB).
 
-A back end is a module with `paged_attention(query, kv, batch, scale, out)` and `write_kv(key, value, kv, slots)`;
-it is imported at its first use, so that importing this module brings neither Triton nor a compiler.
+A back end is a module with `paged_attention(query, kv, batch, scale, out)` and `write_kv(key, value, kv,
+slots)`; it is imported at its first use, so that importing this module brings neither Triton nor a compiler.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def paged_attention(
     out: torch.Tensor | None = None,
     backend: BackendName | None = None,
 ) -> torch.Tensor:
-    """Causal attention of every query token over its own sequence's blocks; softmax and sums in at least float32.
+    """Causal attention of every query token over its own sequence's blocks; sums are at least float32.
 
     query: [tokens, q_heads, head_dim]; head h reads KV head `h // (q_heads // kv_heads)`
     kv:    [blocks, 2, block_size, kv_heads, head_dim], one layer's slice of the pool; keys at 0, values at 1
@@ -81,26 +81,25 @@ def paged_attention(
     out:   [tokens, q_heads, head_dim], written and returned; allocated when None
     backend: None picks the best for the device and dtype
 
-    Of a block only the slots of tokens below `kv_lens` count; whatever else lies there, NaN included, has no effect.
+    Of a block only the slots of tokens below `kv_lens` count; whatever else lies there, NaN included, has no
+    effect.
+
     Raises ValueError naming the argument when shapes, dtypes or the back end don't fit.
     """
+    _check_kv(kv)
     if query.dim() != 3 or query.stride(2) != 1:
-        raise ValueError(f"query must be [tokens, q_heads, head_dim] with a dense last dimension, got {_shape(query)}")
-    if kv.dim() != 5 or kv.size(1) != 2 or kv.stride(4) != 1:
         raise ValueError(
-            "kv must be one layer's [blocks, 2, block_size, kv_heads, head_dim] with a dense last dimension, "
-            f"got {_shape(kv)}"
+            f"query must be [tokens, q_heads, head_dim], last dimension dense, got {_say(query)}"
         )
-    if query.dtype != kv.dtype:
-        raise ValueError(f"query and kv must have the same dtype, got {query.dtype} and {kv.dtype}")
-    if query.size(2) != kv.size(4) or query.size(1) % kv.size(3):
+    if query.dtype != kv.dtype or query.size(2) != kv.size(4) or query.size(1) % kv.size(3):
         raise ValueError(
-            f"query {_shape(query)} does not fit kv {_shape(kv)}: head_dim must be equal and q_heads a multiple of kv_heads"
+            f"query must have the dtype and head_dim of kv, {_say(kv)}, and a multiple of its heads, "
+            f"got {_say(query)}"
         )
     if out is None:
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     elif out.shape != query.shape or out.dtype != query.dtype or out.stride(2) != 1:
-        raise ValueError(f"out must be like query {_shape(query)} {query.dtype}, got {_shape(out)} {out.dtype}")
+        raise ValueError(f"out must be like query, {_say(query)}, last dimension dense, got {_say(out)}")
     _backend(backend, query).paged_attention(query, kv, batch, scale, out)
     return out
 
@@ -117,25 +116,20 @@ def write_kv(
 
     key, value: [tokens, kv_heads, head_dim]
     kv:         [blocks, 2, block_size, kv_heads, head_dim], one layer's slice of the pool
-    slots:      int64 [tokens], block * block_size + offset; all different, all inside the pool (not checked here)
+    slots:      int64 [tokens], block * block_size + offset; all different and in the pool (unchecked)
 
     Raises ValueError naming the argument when shapes, dtypes or the back end don't fit.
     """
-    if kv.dim() != 5 or kv.size(1) != 2 or kv.stride(4) != 1:
+    _check_kv(kv)
+    if key.dim() != 3 or key.shape[1:] != kv.shape[3:] or key.dtype != kv.dtype or key.stride(2) != 1:
         raise ValueError(
-            "kv must be one layer's [blocks, 2, block_size, kv_heads, head_dim] with a dense last dimension, "
-            f"got {_shape(kv)}"
+            "key must be [tokens, kv_heads, head_dim], last dimension dense, and fit kv, "
+            f"{_say(kv)}, got {_say(key)}"
         )
-    if key.dim() != 3 or key.shape[1:] != kv.shape[3:] or key.stride(2) != 1:
-        raise ValueError(
-            f"key must be [tokens, kv_heads, head_dim] with a dense last dimension and fit kv {_shape(kv)}, got {_shape(key)}"
-        )
-    if value.shape != key.shape or value.stride(2) != 1:
-        raise ValueError(f"value must be like key {_shape(key)}, got {_shape(value)}")
-    if key.dtype != kv.dtype or value.dtype != kv.dtype:
-        raise ValueError(f"key, value and kv must have the same dtype, got {key.dtype}, {value.dtype} and {kv.dtype}")
+    if value.shape != key.shape or value.dtype != key.dtype or value.stride(2) != 1:
+        raise ValueError(f"value must be like key, {_say(key)}, last dimension dense, got {_say(value)}")
     if slots.dtype != torch.int64 or slots.dim() != 1 or slots.size(0) != key.size(0):
-        raise ValueError(f"slots must be int64 [{key.size(0)}], got {slots.dtype} {_shape(slots)}")
+        raise ValueError(f"slots must be int64 [{key.size(0)}], one for each token, got {_say(slots)}")
     _backend(backend, key).write_kv(key, value, kv, slots)
 
 
@@ -178,5 +172,13 @@ def _require_native(dtype: torch.dtype, head_dim: int) -> None:
         raise ValueError(f"backend 'native' does not support {dtype} with head_dim {head_dim}")
 
 
-def _shape(tensor: torch.Tensor) -> list[int]:
-    return list(tensor.shape)
+def _check_kv(kv: torch.Tensor) -> None:
+    if kv.dim() != 5 or kv.size(1) != 2 or kv.stride(4) != 1:
+        raise ValueError(
+            "kv must be one layer's [blocks, 2, block_size, kv_heads, head_dim], last dimension dense, "
+            f"got {_say(kv)}"
+        )
+
+
+def _say(tensor: torch.Tensor) -> str:
+    return f"{tensor.dtype} {list(tensor.shape)}"

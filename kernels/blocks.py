@@ -1,7 +1,7 @@
 """Moving whole KV blocks, all layers at once: copy-on-write within a pool, and swapping in and out of it.
 
-A pool is `[blocks, layers, 2, block_size, kv_heads, head_dim]`, one block contiguous. Block ids are plain ints that
-live on the host, so they are validated here: a wrong id would overwrite another conversation.
+A pool is `[blocks, layers, 2, block_size, kv_heads, head_dim]`, one block contiguous. Block ids are plain
+ints that live on the host, so they are validated here: a wrong id would overwrite another conversation.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def gather_blocks(
 def scatter_blocks(
     pool: torch.Tensor, ids: Sequence[int], src: torch.Tensor, *, backend: MoveBackend | None = None
 ) -> None:
-    """Copy the blocks of `src`, one after another, over blocks `ids` of the pool: the inverse of `gather_blocks`.
+    """Copy the blocks of `src`, in order, over blocks `ids` of the pool: the inverse of `gather_blocks`.
 
     src: [len(ids), layers, 2, block_size, kv_heads, head_dim], same dtype and device as the pool
     Raises ValueError for ids outside the pool or named twice, or a `src` that doesn't fit.
@@ -78,10 +78,8 @@ def scatter_blocks(
         pool.index_copy_(0, _tensor(ids, pool.device), src)
 
 
-def independent_waves(
-    sources: Sequence[int], targets: Sequence[int]
-) -> list[tuple[list[int], list[int]]]:
-    """Cut a list of copies into runs whose members may happen at once: none touches what another of its run writes."""
+def independent_waves(sources: Sequence[int], targets: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+    """Cut a list of copies into runs that may each happen at once: no member touches what another writes."""
     waves: list[tuple[list[int], list[int]]] = []
     read: set[int] = set()
     written: set[int] = set()
@@ -116,13 +114,18 @@ def _check_pool(pool: torch.Tensor) -> None:
 
 
 def _check_ids(name: str, ids: Sequence[int], pool: torch.Tensor) -> None:
-    if ids and not (0 <= min(ids) and max(ids) < pool.size(0)):
+    if ids and not (min(ids) >= 0 and max(ids) < pool.size(0)):
         raise ValueError(f"{name} must be block ids from 0 to {pool.size(0) - 1}, got {list(ids)}")
 
 
 def _check_stack(name: str, stack: torch.Tensor, pool: torch.Tensor, count: int) -> None:
     expected = (count, *pool.shape[1:])
-    if stack.shape != expected or stack.dtype != pool.dtype or stack.device != pool.device or not stack.is_contiguous():
+    if (
+        stack.shape != expected
+        or stack.dtype != pool.dtype
+        or stack.device != pool.device
+        or not stack.is_contiguous()
+    ):
         raise ValueError(
             f"{name} must be contiguous {list(expected)} {pool.dtype} on {pool.device}, "
             f"got {list(stack.shape)} {stack.dtype} on {stack.device}"

@@ -1,8 +1,8 @@
 """Ahead-of-time compilation of the Triton kernels, on a machine without a GPU, and what the binaries need.
 
-The launches that are compiled are the very ones the GPU would get: `plan_*` with tensors on torch's `meta` device.
-Registers and spills come out of the binary: NVIDIA's `cuobjdump` and AMD's own assembly notes, both in the Triton
-package.
+The launches that are compiled are the very ones the GPU would get: `plan_*` with tensors on torch's `meta`
+device. Registers and spills come out of the binary: NVIDIA's `cuobjdump` and AMD's own assembly notes, both
+in the Triton package.
 """
 
 from __future__ import annotations
@@ -42,8 +42,12 @@ _TYPE_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """One kernel for one target. registers: of one thread. spilled: bytes a thread keeps in memory for want of them
-    (on AMD: registers it so keeps). shared: bytes of shared memory of one program."""
+    """What one kernel needs on one target.
+
+    registers: of one thread
+    spilled:   what a thread keeps in memory for want of registers: bytes on NVIDIA, registers on AMD
+    shared:    bytes of shared memory of one program
+    """
 
     kernel: str
     target: str
@@ -64,7 +68,7 @@ def compile_launch(launch: Launch, target: str) -> Compiled:
 def sample_launches(
     dtype: torch.dtype, head_dim: int, *, q_heads: int = 32, kv_heads: int = 8, block_size: int = 16
 ) -> dict[str, list[Launch]]:
-    """The launches of typical calls for a model of these sizes, by name: decode, split decode, prefill, KV write, moves."""
+    """The launches of typical calls for a model of these sizes, by what they do."""
     blocks, layers, seqs = 4096, 32, 4
 
     def tensor(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
@@ -80,7 +84,9 @@ def sample_launches(
             max_kv_len=4096,
         )
         query = tensor(tokens, q_heads, head_dim)
-        return plan_attention(query, pool[:, 0], batch, head_dim**-0.5, torch.empty_like(query), splits=splits)
+        return plan_attention(
+            query, pool[:, 0], batch, head_dim**-0.5, torch.empty_like(query), splits=splits
+        )
 
     pool = tensor(blocks, layers, 2, block_size, kv_heads, head_dim)
     key, ids = tensor(64, kv_heads, head_dim), tensor(64, dtype=torch.int64)
@@ -126,12 +132,14 @@ def _nvidia_usage(cubin: bytes) -> tuple[int, int]:
         command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
         report = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     # Triton's kernels have no arrays and no calls: a stack frame is there for spilled registers only.
-    return _number(r"\bREG:(\d+)", report), _number(r"\bSTACK:(\d+)", report) + _number(r"\bLOCAL:(\d+)", report)
+    registers, stack, local = (_number(rf"\b{name}:(\d+)", report) for name in ("REG", "STACK", "LOCAL"))
+    return registers, stack + local
 
 
 def _amd_usage(assembly: str) -> tuple[int, int]:
-    spilled = _number(r"\.vgpr_spill_count:\s*(\d+)", assembly) + _number(r"\.sgpr_spill_count:\s*(\d+)", assembly)
-    return _number(r"\.vgpr_count:\s*(\d+)", assembly), spilled
+    notes = ("vgpr_count", "vgpr_spill_count", "sgpr_spill_count")
+    registers, vector, scalar = (_number(rf"\.{name}:\s*(\d+)", assembly) for name in notes)
+    return registers, vector + scalar
 
 
 def _number(pattern: str, report: str) -> int:

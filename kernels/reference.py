@@ -1,7 +1,7 @@
 """Plain torch: the back end that runs everywhere, float64 included, and that the others are measured against.
 
-One sequence at a time: its blocks are gathered, the query heads that share a KV head become rows of one product (so
-keys and values are never repeated), and torch's fused attention does the rest.
+One sequence at a time: its blocks are gathered, the query heads that share a KV head become rows of one
+product (so keys and values are never repeated), and torch's fused attention does the rest.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ def paged_attention(
     query: torch.Tensor, kv: torch.Tensor, batch: PagedBatch, scale: float, out: torch.Tensor
 ) -> None:
     """See `kernels.attention.paged_attention`; reads `query_starts` and `kv_lens` back to the host."""
-    kv_heads = kv.size(3)
+    kv_heads, head_dim = kv.shape[3:]
     group = query.size(1) // kv_heads
     starts = batch.query_starts.tolist()
     for seq, kv_len in enumerate(batch.kv_lens.tolist()):
         tokens = slice(starts[seq], starts[seq + 1])
         query_len = tokens.stop - tokens.start
         keys, values = gather_sequence(kv, batch.block_tables[seq], kv_len)  # [kv_len, kv_heads, head_dim]
-        rows = query[tokens].unflatten(1, (kv_heads, group)).permute(1, 2, 0, 3).flatten(1, 2)
+        rows = query[tokens].view(query_len, kv_heads, group, head_dim).permute(1, 2, 0, 3).flatten(1, 2)
         attended = scaled_dot_product_attention(
             rows[None],  # [1, kv_heads, group * query_len, head_dim]
             keys.transpose(0, 1)[None],
@@ -34,7 +34,7 @@ def paged_attention(
             attn_mask=_causal_mask(query_len, kv_len, group, query.device) if query_len > 1 else None,
             scale=scale,
         )[0]
-        out[tokens] = attended.unflatten(1, (group, query_len)).permute(2, 0, 1, 3).flatten(1, 2)
+        out[tokens] = attended.view(kv_heads, group, query_len, head_dim).permute(2, 0, 1, 3).flatten(1, 2)
 
 
 def gather_sequence(kv: torch.Tensor, table: torch.Tensor, kv_len: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,1 +1,1 @@
-"""Triton back end for GPUs. Nothing is imported here: a submodule needs Triton, and only its user pays for it."""
+"""The Triton back end, for GPUs. Its submodules import Triton; this file does not."""

@@ -1,7 +1,7 @@
 """Paged attention and KV write on a GPU: which kernels with which sizes, and how often the context is split.
 
-Everything is decided from shapes alone, without reading a tensor back and without tuning at run time: the same shapes
-always give the same launches, and so the same bits.
+Everything is decided from shapes alone, without reading a tensor back and without tuning at run time: the
+same shapes always give the same launches, and so the same bits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PROCESSORS_WITHOUT_GPU = 8
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """rows: query rows of one program (tokens x heads of a group); tile: context positions of one inner step."""
+    """rows: query rows of one program, tokens x heads of a group; tile: context positions of one step."""
 
     rows: int
     tile: int
@@ -44,7 +44,7 @@ def paged_attention(
     *,
     splits: int | None = None,
 ) -> None:
-    """See `kernels.attention.paged_attention`. `splits` overrides the choice of `choose_splits` (a power of two)."""
+    """See `kernels.attention.paged_attention`. splits: a power of two instead of `choose_splits`' choice."""
     for launch in plan_attention(query, kv, batch, scale, out, splits=splits):
         launch.run()
 
@@ -111,16 +111,17 @@ def choose_splits(seqs: int, kv_heads: int, max_kv_len: int, processors: int) ->
 
 @lru_cache(maxsize=64)
 def processors_of(device: torch.device) -> int:
-    """Multiprocessors of a GPU; a small fixed number where there is none (interpreter, ahead-of-time compilation)."""
+    """Multiprocessors of a GPU; a small fixed number where there is none and kernels are interpreted."""
     if device.type != "cuda":
         return _PROCESSORS_WITHOUT_GPU
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def decode_sizes(dtype: torch.dtype, head_dim: int, group: int) -> Sizes:
-    """Deep enough tiles in flight to keep memory busy, small enough for two or three programs on a processor."""
+    """Enough in flight to keep memory busy, little enough for two or three programs on a processor."""
     rows = max(16, _power_of_two(group))
-    if dtype.itemsize > 2:  # no matrix unit multiplies float32 exactly: plain arithmetic, which eats registers
+    if dtype.itemsize > 2:
+        # No matrix unit multiplies float32 exactly: it is plain arithmetic, which eats registers.
         return Sizes(rows, tile=16, num_warps=8, num_stages=2)
     # A padded head costs registers for its mask.
     small = head_dim <= 128 and head_dim == _power_of_two(head_dim)

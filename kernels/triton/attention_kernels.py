@@ -1,10 +1,13 @@
-"""The device code of paged attention: a decode kernel that can split the context, its reduce, and a prefill kernel.
+"""The device code of paged attention: decode, which can split the context, its reduce step, and prefill.
 
-All of them pack the query heads that share a KV head, and in prefill several query tokens, into the rows of one
-matrix product, so each key and value is read once for all of them. Contexts are walked in tiles whose size has nothing
-to do with the block size: every lane of a tile looks up its own block. Softmax runs online (Milakov and Gimelshein,
-2018) in float32 and base 2. Offsets that grow with the pool are 64 bit.
+All of them pack the query heads that share a KV head, and in prefill several query tokens, into the rows of
+one matrix product, so each key and value is read once for all of them. Contexts are walked in tiles whose
+size has nothing to do with the block size: every lane of a tile looks up its own block. Softmax runs online
+(Milakov and Gimelshein, 2018) in float32 and base 2. Offsets that grow with the pool are 64 bit.
 """
+
+# Device code: Triton's decorator and its values have no types that mypy could check.
+# mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs
 
 import triton
 import triton.language as tl
@@ -34,8 +37,8 @@ def _walk(
     lanes = tl.arange(0, TILE)
     dims = tl.arange(0, PADDED_DIM)
     real = dims < HEAD_DIM
-    # Blocks are looked up one tile ahead: the loads of keys and values then depend on no other load of their own step,
-    # and the compiler can start them early.
+    # Blocks are looked up one tile ahead: the loads of keys and values then depend on no other load of their
+    # own step, and the compiler can start them early.
     block = tl.load(table_ptr + (first + lanes) // BLOCK_SIZE, mask=first + lanes < last, other=0)
     # The masked end of a walk is a step or two: nothing to overlap, so no registers are spent on trying.
     stages: tl.constexpr = 1 if MASKED else None
@@ -99,7 +102,7 @@ def decode_kernel(
     TILE: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
-    """Every sequence has one query token. Grid (kv_heads, SPLITS, seqs): heads first, they share memory pages."""
+    """Every sequence has one query token. Grid (kv_heads, SPLITS, seqs): heads first, they are neighbours."""
     head = tl.program_id(0)
     split = tl.program_id(1)
     seq = tl.program_id(2).to(tl.int64)
@@ -158,7 +161,7 @@ def reduce_kernel(
     PADDED_DIM: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
-    """Merge the splits of one token and head, each weighted by its share of the softmax. Grid (q_heads, seqs)."""
+    """Merge the splits of one token and head by their shares of the softmax. Grid (q_heads, seqs)."""
     head = tl.program_id(0)
     seq = tl.program_id(1).to(tl.int64)
     row = seq * HEADS + head
@@ -180,8 +183,8 @@ def reduce_kernel(
 def _find_sequence(program, starts_ptr, seqs, TOKENS: tl.constexpr):
     """The sequence that query block `program` belongs to.
 
-    Sequence s begins at query block `starts[s] // TOKENS + s`. That leaves each at least as many blocks as it needs,
-    whatever the lengths are, so the grid is known without reading lengths back to the host.
+    Sequence s begins at query block `starts[s] // TOKENS + s`. That leaves each at least as many blocks as it
+    needs, whatever the lengths are, so the grid is known without reading lengths back to the host.
     """
     low = 0
     high = seqs
@@ -221,7 +224,10 @@ def prefill_kernel(
     TOKENS: tl.constexpr,  # query tokens of one program: ROWS // GROUP
     TILE: tl.constexpr,
 ):
-    """Any mix of query lengths. Grid (tokens // TOKENS + seqs, kv_heads); row r is token r // GROUP, head r % GROUP."""
+    """Any mix of query lengths. Grid (tokens // TOKENS + seqs, kv_heads).
+
+    Row r of a program is its token r // GROUP and head r % GROUP.
+    """
     program = tl.program_id(0)
     head = tl.program_id(1)
     seq = _find_sequence(program, starts_ptr, seqs, TOKENS)

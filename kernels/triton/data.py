@@ -1,4 +1,4 @@
-"""Moving whole blocks on a GPU; see `kernels.blocks`, which validates. Ids of one call are independent moves."""
+"""Moving whole blocks on a GPU; see `kernels.blocks`, which validates. The moves of a call happen at once."""
 
 from __future__ import annotations
 

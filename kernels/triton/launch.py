@@ -1,4 +1,4 @@
-"""A kernel with everything one launch of it takes, as data: run on a GPU, or compiled ahead of time without one."""
+"""A kernel and all that one launch of it takes, as data: to run on a GPU or to compile without one."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 class Launch:
     """arguments: every parameter of the kernel by name, constexpr ones included.
 
-    Tensors may lie on torch's `meta` device when the launch is only compiled. `run` launches on the current device
-    and stream.
+    Tensors may lie on torch's `meta` device when the launch is only compiled. `run` launches on the current
+    device and stream.
     """
 
     kernel: Any

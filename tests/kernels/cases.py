@@ -11,8 +11,8 @@ import torch
 from kernels.attention import PagedBatch
 
 TOLERANCE = {
-    # Against float64 on the same inputs: (relative, absolute). What is left is rounding of sums, of the weights
-    # (16-bit kernels multiply them with the values in 16 bit) and of the result.
+    # Against float64 on the same inputs: (relative, absolute). What is left is rounding of sums, of the
+    # result, and of the softmax weights, which 16-bit kernels multiply with the values in 16 bit.
     torch.float64: (1e-12, 1e-13),
     torch.float32: (2e-5, 4e-6),
     torch.float16: (4e-3, 2e-3),

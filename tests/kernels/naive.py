@@ -1,4 +1,4 @@
-"""Attention written down as its definition: float64, one query token and head at a time, every position looked up."""
+"""Attention as its definition says: float64, one query token and head at a time, every position looked up."""
 
 import torch
 
@@ -15,9 +15,8 @@ def naive_attention(query: torch.Tensor, kv: torch.Tensor, batch: PagedBatch, sc
         for token in range(starts[seq], starts[seq + 1]):
             visible = range(first_position + token - starts[seq] + 1)
             for head in range(query.size(1)):
-                spots = [(table[p // block_size], p % block_size) for p in visible]
-                keys = torch.stack([kv[block, 0, offset, head // group] for block, offset in spots]).double()
-                values = torch.stack([kv[block, 1, offset, head // group] for block, offset in spots]).double()
+                seen = [kv[table[p // block_size], :, p % block_size, head // group] for p in visible]
+                keys, values = torch.stack(seen, dim=1).double()  # each [visible, head_dim]
                 weights = torch.softmax(keys @ query[token, head].double() * scale, dim=0)
                 out[token, head] = weights @ values
     return out

@@ -1,8 +1,8 @@
 """A second process for kernel calls.
 
-Whether Triton interprets or compiles is settled when it is imported, for the whole process; and a wild pointer in an
-interpreted kernel kills the process it runs in. So neither happens in pytest's own. Tensors travel as shared memory:
-what a kernel writes is seen by the caller.
+Whether Triton interprets or compiles is settled when it is imported, for the whole process; and a wild
+pointer in an interpreted kernel kills the process it runs in. So neither happens in pytest's own. Tensors
+travel as shared memory: what a kernel writes is seen by the caller.
 """
 
 import importlib
@@ -41,12 +41,15 @@ class InProcess:
 def _start(interpret: bool) -> None:
     os.environ["TRITON_INTERPRET"] = str(int(interpret))
     torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)  # its one effect here: memory nobody has written yet is NaN
     if interpret:
         _teach_bfloat16()
 
 
 def _teach_bfloat16() -> None:
-    """Triton's interpreter keeps bfloat16 as its bits and multiplies matrices of bits; give it the numbers instead."""
+    """Triton's interpreter keeps bfloat16 as its bits and multiplies matrices of bits; give it the numbers
+    instead.
+    """
     from triton.language import bfloat16, float32
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
