@@ -25,7 +25,10 @@ MIN_TEMPERATURE = 1e-5
 """Below this a draw is greedy in all but name, and dividing by it would leave float32."""
 
 CANDIDATES = 256
-"""How many of the likeliest tokens a top-p row looks at before it sorts the whole vocabulary."""
+"""How many of the likeliest tokens a top-p row looks at first; all are sorted only if it takes all."""
+
+CHUNK = 256
+"""Tokens whose weights are summed up before the one that is drawn is looked for among them."""
 
 
 class SamplingState:
@@ -88,11 +91,19 @@ def sample(logits: torch.Tensor, states: Sequence[SamplingState]) -> list[int]:
     if any(state.penalised for state in states):
         logits = _penalise(logits, states)
     best, greedy = logits.max(dim=-1)  # NaN wins a maximum, so `best` also tells which rows are sound
-    tokens = torch.where(best.isfinite(), greedy, INVALID)
-    drawn = [row for row, state in enumerate(states) if not state.params.greedy]
-    if drawn:
-        _draw(logits, best, tokens, drawn, states)
-    return [int(token) for token in tokens.tolist()]
+    tokens = torch.where(best.isfinite(), greedy, INVALID).tolist()
+    # Rows are grouped by how many candidates they want: their own affair, that no other row changes.
+    groups: dict[int, list[int]] = {}
+    for row, state in enumerate(states):
+        if not state.params.greedy and tokens[row] != INVALID:
+            groups.setdefault(_wanted(state.params, logits.shape[1]), []).append(row)
+    for wanted, rows in groups.items():
+        settings = _Settings([states[row] for row in rows], logits.device)
+        weights = _weigh(logits, best, rows, settings)
+        chosen = _draw_best(weights, settings, wanted) if wanted else _draw_any(weights, settings)
+        for row, token in zip(rows, chosen.tolist(), strict=True):
+            tokens[row] = token
+    return tokens
 
 
 def _penalise(logits: torch.Tensor, states: Sequence[SamplingState]) -> torch.Tensor:
@@ -105,33 +116,22 @@ def _penalise(logits: torch.Tensor, states: Sequence[SamplingState]) -> torch.Te
     return logits
 
 
-def _draw(
-    logits: torch.Tensor,
-    best: torch.Tensor,
-    tokens: torch.Tensor,
-    drawn: list[int],
-    states: Sequence[SamplingState],
-) -> None:
-    """Put the tokens of the rows in `drawn` into `tokens`, except where the logits are unsound.
+def _weigh(logits: torch.Tensor, best: torch.Tensor, rows: list[int], settings: _Settings) -> torch.Tensor:
+    """How likely each token of these rows is against the likeliest one, which weighs 1.
 
-    best: [n] the largest logit of each row.
+    best: [n], the largest logit of each row. Returns float32 [rows, vocab, and zeros up to a whole CHUNK].
     """
-    device = logits.device
-    # Rows are grouped by how many candidates they want: their own affair, that no other row changes.
-    groups: dict[int, list[int]] = {}
-    for row in drawn:
-        groups.setdefault(_wanted(states[row].params, logits.shape[1]), []).append(row)
-    for wanted, rows in groups.items():
-        index = torch.tensor(rows, device=device)
-        settings = _Settings([states[row] for row in rows], device)
-        highest = best[index]
-        sound = highest.isfinite()
-        # The maximum goes first, so that a tiny temperature cannot overflow. Unsound rows become uniform.
-        scaled = (logits[index] - highest[:, None]) / settings.temperature[:, None]
-        scaled = torch.where(sound[:, None], scaled, 0.0)
-        probs = scaled.softmax(dim=-1)
-        chosen = _draw_any(probs, settings) if wanted == 0 else _draw_best(probs, settings, wanted)
-        tokens[index] = torch.where(sound, chosen, INVALID)
+    vocab = logits.shape[1]
+    weights = logits.new_zeros(len(rows), -(-vocab // CHUNK) * CHUNK, dtype=torch.float32)
+    used = weights[:, :vocab]
+    if len(rows) == len(logits):
+        torch.sub(logits, best[:, None], out=used)
+    else:
+        index = torch.tensor(rows, device=logits.device)
+        torch.sub(logits[index], best[index, None], out=used)
+    # Taking off the maximum first keeps a tiny temperature from overflowing.
+    used.div_(settings.temperature[:, None]).exp_()
+    return weights
 
 
 def _wanted(params: SamplingParams, vocab: int) -> int:
@@ -166,67 +166,77 @@ class _Settings:
         return part
 
 
-def _draw_any(probs: torch.Tensor, settings: _Settings) -> torch.Tensor:
-    """Draw from all of the vocabulary, [rows, vocab] -> [rows]: no sorting."""
-    if settings.any_min_p:
-        floor = probs.amax(dim=-1, keepdim=True) * settings.min_p[:, None]
-        probs = torch.where(probs >= floor, probs, 0.0)
-    return _invert(probs, settings.uniform)
+def _draw_any(weights: torch.Tensor, settings: _Settings) -> torch.Tensor:
+    """Draw from all of the vocabulary, [rows, chunks * CHUNK] -> [rows]: no sorting, sums by chunk first."""
+    chunks = _above_min_p(weights, settings).view(len(weights), -1, CHUNK)
+    sums = chunks.sum(dim=-1)
+    chunk, mark = _invert(sums, settings.uniform)
+    inside = chunks[torch.arange(len(chunk), device=chunk.device), chunk]  # [rows, CHUNK]
+    # What is left of the mark inside the chunk, as a share of it.
+    share = mark / sums.gather(1, chunk[:, None])[:, 0]
+    return chunk * CHUNK + _invert(inside, share.clamp(0.0, 1.0))[0]
 
 
-def _draw_best(probs: torch.Tensor, settings: _Settings, wanted: int) -> torch.Tensor:
+def _draw_best(weights: torch.Tensor, settings: _Settings, wanted: int) -> torch.Tensor:
     """Draw from the likeliest tokens, [rows, vocab] -> [rows].
 
-    The `wanted` best decide unless the top-p cut lies further down; such rows are sorted whole.
+    The `wanted` best decide unless the top-p cut lies further down; such rows are tried with more of them.
     """
-    values, ids = _best(probs, wanted)
-    floor = values[:, :1] * settings.min_p[:, None]
+    values, ids = _best(weights, wanted)
     limited = settings.top_k > 0
-    rank = torch.arange(wanted, device=probs.device)
-    kept = torch.where(limited[:, None], rank < settings.top_k[:, None], True) & (values >= floor)
-    weights = torch.where(kept, values, 0.0).double()
-    cumulative = weights.cumsum(dim=-1)
-    if wanted < probs.shape[1]:
-        # What top-p is a share of: all that the other filters left, seen or not.
-        everything = torch.where(probs >= floor, probs, 0.0).double().sum(dim=-1)
-        total = torch.where(limited, cumulative[:, -1], everything)
-        enough = limited | ~kept[:, -1] | (cumulative[:, -1] >= settings.top_p * total)
-    else:
-        total = cumulative[:, -1]
-        enough = torch.ones_like(limited)
-    # A token stays if the likelier ones have not reached the share yet; the first always does.
-    before = cumulative - weights
-    weights = torch.where(before < (settings.top_p * total)[:, None], weights, 0.0)
-    chosen = ids.gather(1, _invert(weights, settings.uniform)[:, None])[:, 0]
-    if not bool(enough.all()):
+    rank = torch.arange(wanted, device=weights.device)
+    kept = values >= settings.min_p[:, None]
+    kept &= ~limited[:, None] | (rank < settings.top_k[:, None])
+    best = torch.where(kept, values, 0.0).double()
+    cumulative = best.cumsum(dim=-1)
+    everything = wanted == weights.shape[1]
+    # What top-p is a share of: all that the other filters left, seen or not.
+    total = cumulative[:, -1]
+    if not everything:
+        total = torch.where(limited, total, _above_min_p(weights, settings).sum(dim=-1).double())
+    goal = settings.top_p * total
+    # A token stays if the likelier ones have not reached the goal yet; the first always does.
+    chosen, _ = _invert(torch.where(cumulative - best < goal[:, None], best, 0.0), settings.uniform)
+    chosen = ids.gather(1, chosen[:, None])[:, 0]
+    enough = limited | ~kept[:, -1] | (cumulative[:, -1] >= goal)
+    if not everything and not bool(enough.all()):
         rest = (~enough).nonzero()[:, 0]
-        chosen[rest] = _draw_best(probs[rest], settings.take(rest), probs.shape[1])
+        more = min(wanted * 16, weights.shape[1])
+        chosen[rest] = _draw_best(weights[rest], settings.take(rest), more)
     return chosen
 
 
-def _best(probs: torch.Tensor, wanted: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `wanted` likeliest tokens and their ids, likeliest first, equal ones by id.
+def _above_min_p(weights: torch.Tensor, settings: _Settings) -> torch.Tensor:
+    if not settings.any_min_p:
+        return weights
+    return torch.where(weights >= settings.min_p[:, None], weights, 0.0)
+
+
+def _best(weights: torch.Tensor, wanted: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `wanted` likeliest tokens' weights and their ids, likeliest first, equal ones by id.
 
     The order decides which token a draw falls on, so it must not depend on the algorithm that finds them.
     """
-    if wanted < probs.shape[1]:
-        values, ids = probs.topk(wanted, dim=-1, sorted=False)
+    if wanted < weights.shape[1]:
+        values, ids = weights.topk(wanted, dim=-1, sorted=False)
         ids, order = ids.sort(dim=-1)
         values = values.gather(1, order)
     else:
-        values, ids = probs, torch.arange(wanted, device=probs.device).expand_as(probs)
+        values, ids = weights, torch.arange(wanted, device=weights.device).expand_as(weights)
     values, order = values.sort(dim=-1, descending=True, stable=True)
     return values, ids.gather(1, order)
 
 
-def _invert(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """The index at which the running sum of `weights` passes the share `uniform` of it, [rows, n] -> [rows].
+def _invert(weights: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where the running sum of `weights` [rows, n] passes the share `uniform` [rows] of the whole sum.
 
-    Weights need not add up to one. An index of weight 0 is never the answer.
+    Returns the index, int64 [rows], never one of weight 0; and how far into its weight that is, float64 [rows].
     """
-    cumulative = weights.double().cumsum(dim=-1)
+    cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
     total = cumulative[:, -1:].contiguous()
-    passed = torch.searchsorted(cumulative, uniform[:, None] * total, right=True)
+    mark = uniform[:, None] * total
+    passed = torch.searchsorted(cumulative, mark, right=True)
     # Rounding can put the mark on the total itself: then the last index that has any weight is meant.
-    last = torch.searchsorted(cumulative, total, right=False)
-    return torch.minimum(passed, last)[:, 0]
+    passed = torch.minimum(passed, torch.searchsorted(cumulative, total, right=False))
+    before = cumulative.gather(1, passed) - weights.gather(1, passed)
+    return passed[:, 0], (mark - before)[:, 0]

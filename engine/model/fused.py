@@ -42,7 +42,7 @@ class FusedDecoder:
     def __init__(self, parts: Parts, shape: LayerShape) -> None:
         self.shape = shape
         self._embedding = parts.embedding.weight.detach()
-        self._rotary = parts.rotary
+        self._vocab_size = parts.head.out_features
         self._inner = parts.layers[0].down.in_features
         self._layers = [_fuse(layer) for layer in parts.layers]
         self._norm = parts.norm
@@ -50,6 +50,7 @@ class FusedDecoder:
         _empty(parts.head)
         self._ops: Any = _pick_ops(self._embedding, shape)
         self._scratch = _Scratch(self._embedding, shape, self._inner)
+        self._rotation = _Rotation(parts.rotary, self._embedding)
         self._pool: torch.Tensor | None = None
         self._pool_layers: list[torch.Tensor] = []
 
@@ -66,8 +67,7 @@ class FusedDecoder:
         rms_norm, rope_write_kv, silu_mul = self._ops.rms_norm, self._ops.rope_write_kv, self._ops.silu_mul
         q_heads, slots = self.shape.q_heads, batch.slots
         residual = functional.embedding(token_ids, self._embedding)  # [tokens, hidden], added to in place
-        cos, sin = self._rotary(residual[None], positions[None])
-        cos, sin = cos[0], sin[0]  # [tokens, head_dim]
+        cos, sin = self._rotation.at(positions, batch.max_kv_len)  # [tokens, head_dim]
         normed, query, attended, gated = self._scratch.rows(token_ids.shape[0])
         attended_rows = attended.flatten(1)  # [tokens, q_heads * head_dim]
         delta: torch.Tensor | None = None
@@ -90,22 +90,42 @@ class FusedDecoder:
                 layer.head_eps,
             )
             paged_attention(query, kv, batch, scale=layer.scale, out=attended)
+            if layer is self._layers[-1]:
+                # All KV is written: from here on only the rows whose logits are wanted go on.
+                rows = last.shape[0]
+                if rows == 0:
+                    return residual.new_empty(0, self._vocab_size, dtype=torch.float32)
+                attended_rows, residual = attended_rows[last], residual[last]
+                normed, gated = normed[:rows], gated[:rows]
             norm = layer.mlp_norm
             rms_norm(layer.out(attended_rows), norm.weight, norm.eps, normed, residual)
             silu_mul(layer.gate_up(normed), gated)
             delta = layer.down(gated)
         assert delta is not None
-        # Only the rows whose logits are wanted go on.
-        delta, residual = delta[last], residual[last]
-        final = torch.empty_like(residual)
-        rms_norm(delta, self._norm.weight, self._norm.eps, final, residual)
-        return self._head(final).float()
+        rms_norm(delta, self._norm.weight, self._norm.eps, normed, residual)
+        return self._head(normed).float()
 
     def _layers_of(self, pool: torch.Tensor) -> list[torch.Tensor]:
         """[blocks, 2, block_size, kv_heads, head_dim] of each layer; cut once, as the pool stays."""
         if pool is not self._pool:
             self._pool, self._pool_layers = pool, list(pool.unbind(1))
         return self._pool_layers
+
+
+class _Rotation:
+    """Sines and cosines of every position so far, by the model's own rotary module."""
+
+    def __init__(self, rotary: nn.Module, like: torch.Tensor) -> None:
+        self._rotary, self._like = rotary, like[None, :1]
+        self._cos = self._sin = like.new_empty(0, 0)  # [positions, head_dim]
+
+    def at(self, positions: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin, [tokens, head_dim] each. length: above all positions."""
+        if length > self._cos.shape[0]:
+            every = torch.arange(max(1024, 1 << (length - 1).bit_length()), device=positions.device)
+            cos, sin = self._rotary(self._like, every[None])
+            self._cos, self._sin = cos[0].contiguous(), sin[0].contiguous()
+        return self._cos[positions], self._sin[positions]
 
 
 class _Scratch:

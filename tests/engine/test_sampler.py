@@ -169,6 +169,13 @@ def test_the_same_seed_gives_the_same_tokens_whatever_else_is_in_the_batch() -> 
         assert sample(rows, states)[place] == alone[0]
 
 
+@pytest.mark.parametrize("params", [SamplingParams(seed=5), SamplingParams(seed=5, min_p=0.01)], ids=str)
+def test_a_row_of_a_large_batch_is_drawn_as_if_alone(params: SamplingParams) -> None:
+    logits = torch.randn(9, 50_001, generator=torch.Generator().manual_seed(12))
+    together = sample(logits, [SamplingState(params) for _ in range(9)])
+    assert together == [sample(row[None], [SamplingState(params)])[0] for row in logits]
+
+
 def test_an_unaccepted_token_leaves_no_trace() -> None:
     logits = torch.randn(1, 500, generator=torch.Generator().manual_seed(9))
     state = SamplingState(SamplingParams(seed=3, presence_penalty=2.0))
