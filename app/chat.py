@@ -14,7 +14,8 @@ from urllib.parse import urlsplit, urlunsplit
 import orjson
 from rich.console import Console
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import connect
+from websockets.sync.connection import Connection
 
 TERMINAL_EVENTS = frozenset({"response.completed", "response.incomplete", "response.failed", "error"})
 SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
@@ -38,7 +39,7 @@ def socket_url(url: str) -> str:
 class Chat:
     """A conversation on an open connection: each turn names the one before, and sends only what is new."""
 
-    def __init__(self, connection: ClientConnection, instructions: str | None = None) -> None:
+    def __init__(self, connection: Connection, instructions: str | None = None) -> None:
         self._connection = connection
         self._instructions = instructions
         self._parent: str | None = None

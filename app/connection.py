@@ -22,6 +22,7 @@ from app.lanes import Lanes, QueuedTurn
 from app.models import ResponseCreate, validate
 from app.outbox import Close, Outbox, OutboxFull
 from app.principal import Principal
+from app.tasks import cancelled, closing
 from app.websocket_protocol import ABORT
 from app.wire import Attach, Cancel, Codec, Create, FrameError, Ping, parse_event, turn_spec
 from sessions.api import Event
@@ -72,10 +73,7 @@ class Connection:
             await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
         finally:
             self.phase = Phase.CLOSED
-            reader.cancel()
-            writer.cancel()
-            await asyncio.gather(reader, writer, return_exceptions=True)
-            await self._leave()
+            await self._services.background.finish(self._leave(reader, writer))
 
     def drain(self) -> None:
         """Take no new turns; close as soon as nothing runs, so that the client reconnects elsewhere."""
@@ -150,7 +148,7 @@ class Connection:
 
     async def _cancel(self, event: Cancel) -> None:
         if event.response_id is not None:
-            await self._services.sessions.cancel(self._principal.owner, event.response_id)
+            await self._services.sessions.cancel(self._principal.owner, event.response_id, self._scope)
             return
         dropped = self._lanes.drop_waiting(event.stream_id)
         turn = self._lanes.current(event.stream_id)
@@ -160,7 +158,7 @@ class Connection:
         for waiting in dropped:
             self._answer(error_frame(_cancelled(), waiting.stream_id))
         if turn is not None:
-            turn.cancelled = True
+            turn.cancelled.set()
             if turn.live is not None:
                 await turn.live.cancel()
 
@@ -177,21 +175,16 @@ class Connection:
             asyncio.get_running_loop().call_soon(self._close_if_drained)
 
     async def _follow_turn(self, turn: QueuedTurn) -> None:
-        if turn.cancelled:
+        if turn.cancelled.is_set():
             raise _cancelled()
         body = validate(ResponseCreate, turn.body, "response")
         spec = turn_spec(
             body, owner=self._principal.owner, scope=self._scope, model=self._services.served_model_name
         )
         turn.live = live = await self._services.sessions.begin(spec)
-        if turn.cancelled:
+        if turn.cancelled.is_set():
             await live.cancel()
-        try:
-            await self._pump(live.events(), turn.stream_id, turn)
-        except asyncio.CancelledError:
-            if spec.detach == "cancel":
-                await live.cancel()
-            raise
+        await self._pump(live.events(), turn.stream_id, turn)
 
     async def _view(self, event: Attach) -> None:
         source = object()
@@ -204,8 +197,9 @@ class Connection:
             await self.outbox.put(_tagged(error_frame(as_refusal(exc)), event.stream_id), source)
 
     async def _pump(self, events: AsyncIterator[Event], stream_id: str | None, source: object) -> None:
-        async for event in events:
-            await self.outbox.put(_tagged(event, stream_id), source)
+        async with closing(events):
+            async for event in events:
+                await self.outbox.put(_tagged(event, stream_id), source)
 
     def _answer(self, event: Event) -> None:
         self.outbox.put_now(event)
@@ -249,12 +243,10 @@ class Connection:
             async with asyncio.timeout(1.0):
                 await self._websocket.close(code, reason)
 
-    async def _leave(self) -> None:
-        """Nobody watches from here any more: what was to be cancelled with its watcher is cancelled."""
-        viewers = list(self._viewers)
-        for viewer in viewers:
-            viewer.cancel()
-        await asyncio.gather(self._lanes.close(), *viewers, return_exceptions=True)
+    async def _leave(self, *tasks: asyncio.Task[None]) -> None:
+        """Nobody watches from here any more; sessions end what was not to outlive its watchers."""
+        await cancelled([*tasks, *self._viewers])
+        await self._lanes.close()
         await self._services.sessions.close_scope(self._scope)
 
 

@@ -46,7 +46,7 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
         given = {name: value for name, value in given.items() if value not in (None, [])}
         command(given=given, config=config, **values)
 
-    config = typer.Option(None, "--config", help="a TOML file with settings [env: PAGETURNER_CONFIG]")
+    config = typer.Option(None, "--config", help="a TOML file with settings (or PAGETURNER_CONFIG)")
     parameters = [
         *own,
         _parameter("config", Path | None, config),
@@ -54,7 +54,7 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     ]
     wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    wrapper.__doc__ = command.__doc__
+    wrapper.__name__, wrapper.__doc__ = command.__name__, command.__doc__
     return wrapper
 
 

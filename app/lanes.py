@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from app.errors import ApiError
-from sessions import LiveTurn
+from app.tasks import cancelled
+from sessions import Turn
 
 MAX_ACTIVE_LANES = 16
 MAX_NAMED_LANES = 32
@@ -21,8 +22,8 @@ class QueuedTurn:
 
     body: Any
     stream_id: str | None
-    live: LiveTurn | None = None
-    cancelled: bool = False
+    live: Turn | None = None
+    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @dataclass(eq=False, slots=True)
@@ -91,9 +92,7 @@ class Lanes:
         tasks = [lane.task for lane in self._lanes.values() if lane.task is not None]
         for lane in self._lanes.values():
             lane.queue.clear()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(tasks)
 
     async def _work(self, lane: Lane) -> None:
         try:

@@ -32,6 +32,7 @@ from app.metrics import Metrics
 from app.page import page_routes
 from app.principal import Keys
 from app.services import Services
+from app.tasks import cancelled
 from app.wire import MSGPACK_SUBPROTOCOL, Codec
 
 log = structlog.get_logger()
@@ -50,8 +51,8 @@ def create_app(settings: Settings, backend: Backend, metrics: Metrics | None = N
         try:
             yield
         finally:
-            loading.cancel()
-            await asyncio.gather(loading, return_exceptions=True)
+            await cancelled([loading])
+            await services.background.wait()
             await backend.close()
 
     middleware = [Middleware(RequestLog)]

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Iterable
-from contextlib import aclosing
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from app.tasks import closing
 from engine.api import EngineClient, EngineDead, EngineInfo, EngineStats, GenerateRequest, Output
 
 PREFIX = "pageturner:"
@@ -175,7 +175,7 @@ class MeteredEngine:
         started = time.perf_counter()
         last: float | None = None
         # An early end must reach the engine now, not when the garbage collector comes by.
-        async with aclosing(self._engine.generate(request)) as outputs:  # type: ignore[type-var]
+        async with closing(self._engine.generate(request)) as outputs:
             async for output in outputs:
                 now = time.perf_counter()
                 count = len(output.token_ids)

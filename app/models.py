@@ -146,12 +146,11 @@ class ResponseAttach(Request):
 class ConversationCreate(Request):
     items: list[Any] | None = field("an array of at most 20 items", max_length=20)
     metadata: Metadata | None = field(METADATA_EXPECTED)
-    title: str | None = field("a string of at most 200 characters", max_length=200)
 
 
 class ConversationUpdate(Request):
-    metadata: Metadata | None = field(METADATA_EXPECTED)
-    title: str | None = field("a string of at most 200 characters", max_length=200)
+    metadata: Metadata = field(METADATA_EXPECTED, ...)
+    rev: int | None = field("the revision the change is made to")
 
 
 class Login(Request):

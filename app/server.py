@@ -17,6 +17,7 @@ from starlette.applications import Starlette
 from app.backend import Status
 from app.config import Settings, SettingsError
 from app.services import Services
+from app.tasks import cancelled
 from app.websocket_protocol import AbortableWebSocket
 
 log = structlog.get_logger()
@@ -124,8 +125,7 @@ def run(
         try:
             await server.serve(sockets=[listener])
         finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
+            await cancelled([watching])
 
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
         runner.run(serve())

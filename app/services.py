@@ -7,14 +7,17 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from app.backend import Backend
+from app.backend import Backend, Status
 from app.config import Settings
 from app.errors import server_busy
 from app.metrics import Metrics
+from app.tasks import Background
 from sessions import Sessions
 
 if TYPE_CHECKING:
     from app.connection import Connection
+
+DRAIN_POLL_SECONDS = 0.05
 
 
 class Services:
@@ -25,6 +28,7 @@ class Services:
         self.backend = backend
         self.metrics = metrics
         self.connections: set[Connection] = set()
+        self.background = Background()
         self.draining = False
         self._turns = 0
         self._quiet = asyncio.Event()
@@ -61,6 +65,9 @@ class Services:
         try:
             async with asyncio.timeout(seconds):
                 await self._quiet.wait()
+                # Stored turns that nobody watches have no event of ours.
+                while self.backend.status is Status.READY and self.sessions.running:  # noqa: ASYNC110
+                    await asyncio.sleep(DRAIN_POLL_SECONDS)
         except TimeoutError:
             return False
         return True

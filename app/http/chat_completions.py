@@ -8,18 +8,19 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import AsyncIterator
-from contextlib import aclosing
 from typing import Any
 
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from app.errors import ApiError, SessionError, error_body
+from app.errors import ApiError, error_body
 from app.http.replies import JSON, SSE_DONE, EventStream, sse_data
 from app.http.responses import Turn
 from app.http.routing import Call, route
 from app.models import ChatCompletionCreate, validate
+from app.tasks import closing
 from app.wire import chat_spec
+from sessions.api import SessionError
 
 SYSTEM_FINGERPRINT = "pageturner"
 
@@ -65,7 +66,7 @@ class Completion:
         return self._base | {"object": "chat.completion", "choices": [choice], "usage": usage(response)}
 
     async def chunks(self, turn: Turn, *, include_usage: bool) -> AsyncIterator[bytes]:
-        async with aclosing(turn.events()) as events:
+        async with closing(turn.events()) as events:
             async for event in events:
                 kind = event["type"]
                 if kind == "response.created":

@@ -44,9 +44,8 @@ async def retrieve(call: Call) -> Response:
 
 async def update(call: Call) -> Response:
     body = validate(ConversationUpdate, await call.json())
-    return JSON(
-        await call.services.sessions.update_conversation(call.owner, call.path("id"), metadata=body.metadata)
-    )
+    sessions = call.services.sessions
+    return JSON(await sessions.update_conversation(call.owner, call.path("id"), body.metadata, rev=body.rev))
 
 
 async def delete(call: Call) -> Response:

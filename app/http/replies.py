@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 import orjson
@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from app.errors import ApiError
+from app.tasks import cancelled, closing
 from app.wire import decode_json
 
 T = TypeVar("T")
@@ -62,30 +63,22 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": frame, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-        try:
-            await while_connected(stream(), receive)
-        except (ClientDisconnect, OSError):
-            pass
-        finally:
-            close = getattr(self._frames, "aclose", None)
-            if close is not None:
-                await close()
+        with contextlib.suppress(ClientDisconnect, OSError):
+            async with closing(self._frames):
+                await while_connected(stream(), receive)
 
 
-async def while_connected(work: Awaitable[T], receive: Callable[[], Awaitable[Message]]) -> T:
+async def while_connected(work: Coroutine[Any, Any, T], receive: Callable[[], Awaitable[Message]]) -> T:
     """The result of `work`, which is cancelled when the client goes. Raises `ClientDisconnect` then."""
-    task = asyncio.ensure_future(work)
-    watch = asyncio.ensure_future(_disconnected(receive))
+    task = asyncio.create_task(work)
+    watch = asyncio.create_task(_disconnected(receive))
     try:
         await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             raise ClientDisconnect
         return task.result()
     finally:
-        for future in (task, watch):
-            future.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await future
+        await cancelled(task for task in (task, watch) if not task.done())
 
 
 async def _disconnected(receive: Callable[[], Awaitable[Message]]) -> None:
@@ -94,11 +87,11 @@ async def _disconnected(receive: Callable[[], Awaitable[Message]]) -> None:
 
 
 def sse_data(data: Any) -> bytes:
-    return b"data: " + orjson.dumps(data) + b"\n\n"
+    return b"data: %b\n\n" % orjson.dumps(data)
 
 
 def sse_event(event: dict[str, Any]) -> bytes:
-    return b"event: " + event["type"].encode() + b"\n" + sse_data(event)
+    return b"event: " + str(event["type"]).encode() + b"\n" + sse_data(event)
 
 
 SSE_DONE = b"data: [DONE]\n\n"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
 
-from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
@@ -15,9 +14,13 @@ from app.http.replies import JSON, SSE_DONE, EventStream, sse_event, while_conne
 from app.http.routing import Call, route
 from app.models import ResponseCreate, validate
 from app.services import Services
+from app.tasks import closing
 from app.wire import turn_spec
-from sessions import LiveTurn, StoredTurn
+from sessions import Turn as AnyTurn
 from sessions.api import Event, TurnSpec
+
+if TYPE_CHECKING:
+    pass
 
 
 def response_routes() -> list[BaseRoute]:
@@ -61,65 +64,48 @@ async def delete(call: Call) -> Response:
 async def cancel(call: Call) -> Response:
     """Idempotent: a response that has ended already is returned as it is."""
     found = await call.services.sessions.attach(call.owner, call.path("id"))
-    if isinstance(found, StoredTurn):
-        return JSON(found.response)
     await found.cancel()
     return JSON(await found.result())
 
 
 class Turn:
-    """One turn over HTTP, from its beginning until its scope is closed."""
+    """One turn over HTTP, from its beginning until its scope is closed. The request is its one watcher."""
 
     def __init__(self, services: Services, spec: TurnSpec) -> None:
         self._services = services
         self._spec = spec
-        self._live: LiveTurn | None = None
-
-    @property
-    def live(self) -> LiveTurn:
-        if self._live is None:
-            raise RuntimeError("the turn has not begun")
-        return self._live
+        self._found: AnyTurn | None = None
 
     async def begin(self) -> None:
         with self._services.turn_running():
-            self._live = await self._services.sessions.begin(self._spec)
-
-    async def result(self, call: Call) -> dict[str, object]:
-        try:
-            with self._services.turn_running():
-                return await while_connected(self.live.result(), call.request.receive)
-        except ClientDisconnect:
-            await self.abandon()
-            raise
-        finally:
-            await self.close()
+            self._found = await self._services.sessions.begin(self._spec)
 
     async def events(self) -> AsyncIterator[Event]:
         """Closing this iterator early is the client's going."""
-        ended = False
+        if self._found is None:
+            raise RuntimeError("the turn has not begun")
         try:
             with self._services.turn_running():
-                async with aclosing(self.live.events()) as events:
+                async with closing(self._found.events()) as events:
                     async for event in events:
                         yield event
-            ended = True
         finally:
-            if not ended:
-                await self.abandon()
-            await self.close()
+            await self._services.sessions.close_scope(self._spec.scope or "")
 
-    async def abandon(self) -> None:
-        """The client has gone: what was not to outlive it is cancelled."""
-        if self._spec.detach == "cancel":
-            await self.live.cancel()
+    async def result(self, call: Call) -> dict[str, Any]:
+        """The finished response. Raises `ClientDisconnect` when nobody waits for it any more."""
+        return await while_connected(self._last_response(), call.request.receive)
 
-    async def close(self) -> None:
-        await self._services.sessions.close_scope(self._spec.scope or "")
+    async def _last_response(self) -> dict[str, Any]:
+        response: dict[str, Any] = {}
+        async with closing(self.events()) as events:
+            async for event in events:
+                response = event.get("response", response)
+        return response
 
 
 async def _frames(events: AsyncIterator[Event]) -> AsyncIterator[bytes]:
-    async with aclosing(events):
+    async with closing(events):
         async for event in events:
             yield sse_event(event)
     yield SSE_DONE

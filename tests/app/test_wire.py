@@ -5,7 +5,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from app.errors import ApiError, SessionError, as_refusal
+from app.errors import ApiError, as_refusal
 from app.models import ChatCompletionCreate, ResponseCreate, validate
 from app.wire import (
     Attach,
@@ -20,7 +20,7 @@ from app.wire import (
     turn_spec,
 )
 from engine.api import RequestError
-from sessions.api import TurnSpec
+from sessions.api import SessionError, TurnSpec
 
 MODEL = "tiny"
 
