@@ -8,6 +8,9 @@ import { feed, unlocked } from "./server.js";
 import { announcement, current, model, nextKey, sendable, sent, transcript, transcriptOf, transcripts } from "./state.js";
 import { text } from "./strings.js";
 
+// Calmer than the protocol's defaults, which small models do not bear.
+const sampling = { temperature: 0.3, top_p: 0.9 };
+
 /** Open the conversation that the address names, or a new one. */
 export async function openFromAddress() {
   const id = decodeURIComponent(location.hash.slice(1)) || null;
@@ -112,6 +115,7 @@ export async function send() {
     conversation: id,
     input,
     client_msg_id: randomId(),
+    ...sampling,
     ...(model.peek() ? { model: model.peek() } : {}),
   };
   feed.start(answer, create, (error) => {
