@@ -97,8 +97,10 @@ class KVCacheManager:
 
     def _match_partly(self, table: Table, parent: Node, match: Node, wanted: list[int]) -> None:
         """Begin a block with tokens that are resident: in place if that disturbs nobody, else in a copy."""
-        exact = self._resident.tree.find(parent, wanted)
-        if exact and exact.owner is None:
+        exact = next(
+            (node for node in self._resident.tree.equals(parent, wanted) if node.owner is None), None
+        )
+        if exact:
             self._resident.enter(exact)
             exact.owner = table
             self._run_through(table, exact, len(wanted))
@@ -280,8 +282,7 @@ class KVCacheManager:
         """
         _check_length(length)
         key = BranchKey(tenant, branch)
-        if key in self._running:
-            raise BranchRunning(f"branch {branch!r} is running and cannot be truncated")
+        self._check_idle(key)
         known = self._resident.branches.get(key)
         if known and length == 0:
             self._resident.forget(known)
@@ -294,19 +295,22 @@ class KVCacheManager:
 
         Copies nothing: whoever goes on from a partly filled block that others point at copies it then. A
                         running
-        branch can be forked as far as it has come. Returns what is resident of the new branch, which is less
-        than `length` if the old one is shorter, or None, and then there is no new branch.
+        branch can be forked as far as it has come; onto one, nothing can (`BranchRunning`). Returns what is
+        resident of the new branch, which is less than `length` if the old one is shorter, or None, and then
+        there is no new branch.
         """
         if new_branch == branch:
             raise ValueError(f"new_branch must differ from branch, got {branch!r} twice")
         if length is not None:
             _check_length(length)
+        new_key = BranchKey(tenant, new_branch)
+        self._check_idle(new_key)
         place = self._locate(BranchKey(tenant, branch))
         if not place or length == 0:
             return None
         if length is not None and length < place.length:
             place = place.back_to(length)
-        self._place(BranchKey(tenant, new_branch), place)
+        self._place(new_key, place)
         return self.branch(tenant, new_branch)
 
     def _place(self, key: BranchKey, place: Place) -> None:
@@ -368,6 +372,10 @@ class KVCacheManager:
     def _check_open(self, table: Table) -> None:
         if table not in self._tables:
             raise ValueError(f"table must be an open one of this manager, got {table!r}")
+
+    def _check_idle(self, key: BranchKey) -> None:
+        if key in self._running:
+            raise BranchRunning(f"branch {key.name!r} is running, and its table decides where it will point")
 
 
 def _check_length(length: int) -> None:

@@ -183,7 +183,6 @@ class Residency:
         else:
             branch = Branch(key, place.node, place.used)
             place.node.branches.add(branch)
-        self._reoffer(branch.node)
         self.branches.put(branch)
         surplus = self.branches.surplus()
         if surplus:

@@ -120,12 +120,13 @@ class PrefixTree:
                 best = Match(child, length)
         return best
 
-    def find(self, parent: Node, tokens: list[int]) -> Node | None:
-        """A child of `parent` with exactly these tokens."""
-        place = bisect_left(parent.children, tokens, key=_tokens_of)
-        if place < len(parent.children) and parent.children[place].tokens == tokens:
-            return parent.children[place]
-        return None
+    def equals(self, parent: Node, tokens: list[int]) -> Iterator[Node]:
+        """The children of `parent` with exactly these tokens. Only while tables run can there be several."""
+        children = parent.children
+        for place in range(bisect_left(children, tokens, key=_tokens_of), len(children)):
+            if children[place].tokens != tokens:
+                return
+            yield children[place]
 
     def extensions(self, node: Node) -> Iterator[Node]:
         """Siblings whose tokens begin with all of this node's."""
@@ -141,8 +142,8 @@ class PrefixTree:
         parent = node.parent
         if parent is None or len(parent.children) == 1:
             return []
-        found = (self.find(parent, node.tokens[:length]) for length in range(1, len(node.tokens)))
-        return [sibling for sibling in found if sibling]
+        lengths = range(1, len(node.tokens))
+        return [sibling for length in lengths for sibling in self.equals(parent, node.tokens[:length])]
 
     def add(self, parent: Node, tokens: Sequence[int], block: int) -> Node:
         """A new child of a full node or a root."""

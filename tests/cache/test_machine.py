@@ -1,4 +1,4 @@
-"""A state machine drives the cache through everything a server may do, against a plain model of what must hold."""
+"""A state machine drives the cache through all a server may do, against a plain model of what must hold."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ class Running:
     table: Table
     prompt: list[int]
     done: list[int]
+    released: bool = False
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -36,8 +37,8 @@ class CacheMachine(RuleBasedStateMachine):
         ] = {}  # what each would be if nothing were ever reclaimed
 
     @initialize(
-        blocks=st.integers(1, 12),
-        size=st.sampled_from([1, 2, 4]),
+        blocks=st.integers(1, 16),
+        size=st.sampled_from([1, 2, 4, 4, 8]),
         max_branches=st.integers(1, 6),
     )
     def start(self, blocks: int, size: int, max_branches: int) -> None:
@@ -55,9 +56,18 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(
         tenant=TENANTS, name=st.none() | NAMES, suffix=TOKENS, base=st.none() | PICK, cut=st.integers(0, 30)
     )
-    def open(self, tenant: str, name: str | None, suffix: list[int], base: int | None, cut: int) -> None:
+    def open(
+        self,
+        tenant: str,
+        name: str | None,
+        suffix: list[int],
+        base: int | None,
+        cut: int,
+        start: list[int] | None = None,
+    ) -> None:
         known = [*self.branches.values(), *(run.prompt for run in self.running)]
-        start = known[base % len(known)][:cut] if known and base is not None else []
+        if start is None:
+            start = known[base % len(known)][:cut] if known and base is not None else []
         prompt = (start + suffix)[:24]
         reusable = min(self.cache.longest_resident(tenant, prompt), len(prompt) - 1)
         room_for_copy = self.manager.available > 1
@@ -97,6 +107,22 @@ class CacheMachine(RuleBasedStateMachine):
             if table.version == version:
                 assert table.block_ids[: len(old)] == old, "entries changed without a new version"
 
+    @rule(tenant=TENANTS, name=st.none() | NAMES, suffix=TOKENS, base=PICK, cut=st.integers(0, 30))
+    def whole_turn(self, tenant: str, name: str | None, suffix: list[int], base: int, cut: int) -> None:
+        self.open(tenant, name, suffix, base, cut)
+        run = self.running[-1]
+        if self.cache.forward(run.table, run.prompt):
+            run.done = run.prompt
+        self.close(len(self.running) - 1, keep=True)
+
+    @precondition(lambda self: self.running)
+    @rule(which=PICK, suffix=TOKENS)
+    def open_beside(self, which: int, suffix: list[int]) -> None:
+        """Another answer to what is running already."""
+        run = self.pick(which)
+        self.open(run.table.tenant, None, suffix, None, 0, start=run.done)
+
+    @precondition(lambda self: self.manager._copies)
     @rule()
     def copy(self) -> None:
         self.cache.copy()
@@ -107,17 +133,24 @@ class CacheMachine(RuleBasedStateMachine):
         run = self.running.pop(which % len(self.running))
         table = run.table
         self.manager.close(table, keep)
-        kept = keep and table.advanced and not table.released
+        kept = keep and table.advanced and not run.released
         if kept and table.branch:
             self.branches[table.tenant, table.branch] = run.done
-            info = self.manager.branch(table.tenant, table.branch)
-            assert info is not None
-            assert info.running or info.length == len(run.done)
+            if not self.is_running(table.tenant, table.branch):
+                info = self.manager.branch(table.tenant, table.branch)
+                assert info is not None
+                assert info.length == len(run.done)
+        elif table.branch and run.released and (table.tenant, table.branch) not in self.branches:
+            assert self.is_running(table.tenant, table.branch) or not self.manager.branch(
+                table.tenant, table.branch
+            )
 
     @rule(tenant=TENANTS, name=NAMES)
     def release(self, tenant: str, name: str) -> None:
         self.manager.release(tenant, name)
         self.branches.pop((tenant, name), None)
+        for run in self.running:
+            run.released |= (run.table.tenant, run.table.branch) == (tenant, name)
         if not self.is_running(tenant, name):
             assert self.manager.branch(tenant, name) is None
 
@@ -142,14 +175,17 @@ class CacheMachine(RuleBasedStateMachine):
         tokens = runs[-1].done if runs else self.branches.get((tenant, name), [])
         free, copied = self.manager.usage.free, self.manager.usage.copied_blocks
         had = self.manager.branch(tenant, new)
-        info = self.manager.fork(tenant, name, new, length)
+        try:
+            info = self.manager.fork(tenant, name, new, length)
+        except BranchRunning:
+            assert self.is_running(tenant, new)
+            return
         if info is None:
             assert source is None or length == 0
             return
         assert source is not None
         self.branches[tenant, new] = tokens[: min(source.length, source.length if length is None else length)]
-        if not self.is_running(tenant, new):
-            assert info.length == len(self.branches[tenant, new])
+        assert info.length == len(self.branches[tenant, new])
         assert self.manager.usage.copied_blocks == copied
         assert self.manager.usage.free == free or had, "a fork costs nothing until somebody writes"
 
