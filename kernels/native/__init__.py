@@ -1,9 +1,9 @@
 """The CPU back end: C++ compiled on this machine, running on torch's own threads.
 
-`available()` compiles and loads it at the first call. Everything here takes CPU tensors of float32 or bfloat16, sums in
-float32, and writes into tensors that the caller gives; nothing else is allocated.
+`available()` compiles and loads it at the first call. Everything here takes CPU tensors of float32 or bfloat16,
+sums in float32, and writes into tensors that the caller gives; nothing else is allocated.
 
-Attention of one sequence gives the same bits whatever else is in the batch and however many threads there are.
+Attention of a sequence gives the same bits whatever else is in the batch and however many threads there are.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _SILU = Struct("6q")
 
 
 class _State:
-    """The library, once somebody asked for it. `failed` remembers that it can't be had, so that it is said once."""
+    """The library, once somebody asked for it. `failed`: it can't be had, which has been said."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -60,7 +60,7 @@ _last_batch: tuple[PagedBatch | None, tuple[int, int, int, int, int]] = (None, (
 
 
 def available() -> bool:
-    """Whether the library is there; the first call compiles it if need be (seconds). Warns once if it can't be had.
+    """Whether the library is there. The first call compiles it if need be (seconds), and warns if it can't be had.
 
     Raises ValueError when PAGETURNER_NATIVE_ISA names an instruction set that this CPU doesn't run.
     """
@@ -85,7 +85,10 @@ def features() -> Features:
 
 
 def supports(dtype: torch.dtype, head_dim: int) -> bool:
-    """Whether attention runs for these: float32 and bfloat16; head_dim a multiple of 8 (one of 16 or 32 is faster) up to 256."""
+    """Whether attention runs for these: float32 and bfloat16; head_dim a multiple of 8 up to 256.
+
+    A multiple of 32 uses the widest vectors.
+    """
     return dtype in _DTYPES and available() and _library().supports_head_dim(head_dim)
 
 
@@ -130,7 +133,7 @@ def write_kv(key: torch.Tensor, value: torch.Tensor, kv: torch.Tensor, slots: to
         kv_heads,
         key.data_ptr(),
         value.data_ptr(),
-        _dense(slots),
+        _dense("slots", slots),
         key_token_stride * itemsize,
         key_head_stride * itemsize,
         value_token_stride * itemsize,
@@ -151,8 +154,8 @@ def rms_norm(
     """out = weight * (x / sqrt(mean(x^2) + eps)), over the last dimension; returns out.
 
     x, out: [tokens, width], out may be x; weight: [width]. With residual [tokens, width]: residual += x first, in
-    place, and the sum is normalised. Rounds where transformers' Llama RMSNorm does: the same bits, but for the order
-    of the sum in the mean. Raises ValueError naming the argument that doesn't fit.
+    place, and the sum is normalised. Rounds where transformers' Llama RMSNorm does, so only the order of the sum
+    in the mean differs. Raises ValueError naming the argument that doesn't fit.
     """
     tokens, width = _check_matrix("x", x)
     _check_like("out", out, x)
@@ -196,8 +199,8 @@ def rope_write_kv(
     out_q:          [tokens, q_heads, head_dim], dense but for the first dimension
     q_norm, k_norm: [head_dim] or None: RMSNorm of each head before the rotation (Qwen3), with eps
 
-    Without norms the bits are those of transformers' `apply_rotary_pos_emb`, in both dtypes. Raises ValueError naming
-    the argument that doesn't fit.
+    Without norms the bits are those of transformers' `apply_rotary_pos_emb`, in both dtypes. Raises ValueError
+    naming the argument that doesn't fit.
     """
     tokens, width = _check_matrix("qkv", qkv)
     kv_heads, head_dim = kv.size(3), kv.size(4)
@@ -221,7 +224,8 @@ def rope_write_kv(
         or out_q.stride()[1:] != (head_dim, 1)
     ):
         raise ValueError(
-            f"out_q must be [{tokens}, {q_heads}, {head_dim}] {qkv.dtype}, got {list(out_q.shape)} {out_q.dtype}"
+            f"out_q must be [{tokens}, {q_heads}, {head_dim}] {qkv.dtype} with dense tokens, "
+            f"got {list(out_q.shape)} {out_q.dtype}"
         )
     for name, weight in (("q_norm", q_norm), ("k_norm", k_norm)):
         if weight is not None:
@@ -231,7 +235,7 @@ def rope_write_kv(
         qkv.data_ptr(),
         cos.data_ptr(),
         sin.data_ptr(),
-        _dense(slots),
+        _dense("slots", slots),
         out_q.data_ptr(),
         0 if q_norm is None else q_norm.data_ptr(),
         0 if k_norm is None else k_norm.data_ptr(),
@@ -251,7 +255,7 @@ def rope_write_kv(
 def silu_mul(gate_up: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     """out = silu(gate) * up; returns out. gate_up: [tokens, 2 * inner], gate first; out: [tokens, inner].
 
-    silu is rounded to the dtype before the product, as the unfused code does it; in float32 within 2 ulp of it.
+    silu is rounded to the dtype before the product, as the unfused code does it; in float32 a few ulp from it.
     Raises ValueError naming the argument that doesn't fit.
     """
     tokens, width = _check_matrix("gate_up", gate_up)
@@ -281,9 +285,9 @@ def _batch_fields(batch: PagedBatch) -> tuple[int, int, int, int, int]:
     if last is batch:
         return fields
     fields = (
-        _dense(batch.block_tables),
-        _dense(batch.query_starts),
-        _dense(batch.kv_lens),
+        _dense("block_tables", batch.block_tables),
+        _dense("query_starts", batch.query_starts),
+        _dense("kv_lens", batch.kv_lens),
         batch.block_tables.stride(0),
         batch.kv_lens.numel(),
     )
@@ -297,9 +301,9 @@ def _pool_fields(kv: torch.Tensor) -> tuple[int, int, int, int, int, int, int]:
     return kv.data_ptr(), block_stride, half_stride, token_stride, head_stride, kv.size(2), kv.size(3)
 
 
-def _dense(tensor: torch.Tensor) -> int:
+def _dense(name: str, tensor: torch.Tensor) -> int:
     if tensor.stride(-1) != 1 and tensor.size(-1) > 1:
-        raise ValueError("the last dimension of the batch's tensors and of slots must be dense")
+        raise ValueError(f"{name} must be dense in its last dimension, got strides {tensor.stride()}")
     return tensor.data_ptr()
 
 

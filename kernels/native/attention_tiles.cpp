@@ -38,34 +38,51 @@ struct PoolReader {
   int head_dim;
   Elem* zeros;   // head_dim of them
   Elem* copies;  // [kTile, head_dim]: groups of tokens that don't lie together
+  bool groups_lie_together;
 
   PoolReader(const AttentionCall& call, int seq, Scratch& scratch)
       : pool(call.pool),
         table(call.batch.block_tables + seq * call.batch.table_stride),
         head_dim(static_cast<int>(call.head_dim)),
         zeros(scratch.take<Elem>(head_dim)),
-        copies(scratch.take<Elem>(kTile * head_dim)) {
+        copies(scratch.take<Elem>(kTile * head_dim)),
+        groups_lie_together(pool.block_size % kGroup == 0) {
     __builtin_memset(zeros, 0, head_dim * sizeof(Elem));
   }
 
-  INLINE const Elem* token(int half, int head, int t) const {
-    return static_cast<const Elem*>(pool.data) + table[t / pool.block_size] * pool.block_stride +
-           half * pool.half_stride + (t % pool.block_size) * pool.token_stride + head * pool.head_stride;
+  INLINE const Elem* token(int t) const {
+    const uint32_t block_size = static_cast<uint32_t>(pool.block_size), at = static_cast<uint32_t>(t);
+    return static_cast<const Elem*>(pool.data) + table[at / block_size] * pool.block_stride +
+           at % block_size * pool.token_stride;
   }
 
-  // Tokens [t, t + tokens) and zeros up to kTile. Never touches a slot behind the last token: it may hold anything.
-  INLINE void locate(int half, int head, int t, int tokens, Rows& rows) const {
-    const bool groups_lie_together = pool.block_size % kGroup == 0;
+  // The first tokens of the tile's groups, as far as there are tokens. Half and head are added by the users.
+  struct Place {
+    const Elem* group[kGroups];
+    int tokens;
+  };
+  INLINE Place place(int t, int end) const {
+    Place place;
+    place.tokens = smaller(kTile, end - t);
+    for (int g = 0; g * kGroup < place.tokens; ++g) place.group[g] = token(t + g * kGroup);
+    return place;
+  }
+
+  // The keys or values (half 0 or 1) of one head: the tile's tokens, then zeros. Never touches a slot behind the last
+  // token: it may hold anything.
+  INLINE Rows rows(const Place& place, int t, int half, int head) const {
+    Rows rows;
+    const int64_t offset = half * pool.half_stride + head * pool.head_stride;
     for (int g = 0; g < kGroups; ++g) {
-      const int first = g * kGroup, here = smaller(tokens - first, kGroup);
+      const int first = g * kGroup, here = smaller(place.tokens - first, kGroup);
       if (here == kGroup && groups_lie_together) {
-        rows.base[g] = reinterpret_cast<const char*>(token(half, head, t + first));
+        rows.base[g] = reinterpret_cast<const char*>(place.group[g] + offset);
         rows.stride[g] = pool.token_stride * sizeof(Elem);
       } else if (here > 0) {
         Elem* copy = copies + first * head_dim;
         __builtin_memset(copy, 0, kGroup * head_dim * sizeof(Elem));
         for (int j = 0; j < here; ++j) {
-          __builtin_memcpy(copy + j * head_dim, token(half, head, t + first + j), head_dim * sizeof(Elem));
+          __builtin_memcpy(copy + j * head_dim, token(t + first + j) + offset, head_dim * sizeof(Elem));
         }
         rows.base[g] = reinterpret_cast<const char*>(copy);
         rows.stride[g] = head_dim * sizeof(Elem);
@@ -74,12 +91,16 @@ struct PoolReader {
         rows.stride[g] = 0;
       }
     }
+    return rows;
   }
 
-  INLINE void prefetch(int half, int head, int t, int tokens) const {
-    for (int j = 0; j < tokens; ++j) {
-      const char* row = reinterpret_cast<const char*>(token(half, head, t + j));
-      for (int byte = 0; byte < head_dim * static_cast<int>(sizeof(Elem)); byte += 64) __builtin_prefetch(row + byte);
+  INLINE void prefetch(const Place& place, int half, int head) const {
+    const int64_t offset = half * pool.half_stride + head * pool.head_stride;
+    for (int g = 0; g * kGroup < place.tokens; ++g) {
+      for (int j = 0; j < kGroup; ++j) {
+        const char* row = reinterpret_cast<const char*>(place.group[g] + offset + j * pool.token_stride);
+        for (int byte = 0; byte < head_dim * static_cast<int>(sizeof(Elem)); byte += 64) __builtin_prefetch(row + byte);
+      }
     }
   }
 };
@@ -143,23 +164,23 @@ void attend_thin(const AttentionCall& call, const Task& task, float* partial, ch
   }
   __builtin_memset(state.sums, 0, sizeof(float) * all_rows * head_dim);
 
+  auto next = pool.place(task.kv_begin, task.kv_end);
   for (int t = task.kv_begin; t < task.kv_end; t += kTile) {
-    const int tokens = smaller(kTile, task.kv_end - t), cols = round_up(tokens, 2 * W);
-    const int next_tokens = smaller(kTile, task.kv_end - t - tokens);
+    const auto here = next;
+    next = pool.place(t + kTile, task.kv_end);
+    const int cols = round_up(here.tokens, 2 * W), groups = round_up(here.tokens, kGroup) / kGroup;
     for (int h = 0; h < task.heads; ++h) {
-      Rows tile;
-      pool.locate(0, task.head + h, t, tokens, tile);
-      pool.prefetch(0, task.head + h, t + kTile, next_tokens);
+      const int first = h * rows;
+      const Rows keys = pool.rows(here, t, 0, task.head + h);
+      thin_scores<Kind>(queries + first * query_bytes, query_bytes, keys, cols, head_dim, scores, rows);
+      pool.prefetch(next, 0, task.head + h);
       for (int r = 0; r < rows; ++r) {
-        const int i = h * rows + r;
-        thin_scores<Kind>(queries + i * query_bytes, tile, cols, head_dim, scores + r * kTile);
-        softmax_row(scores + r * kTile, probs + r * kTile, cols, map.position(task.row + r) + 1 - t,
-                    scale, state.tops[i], state.totals[i], decay[r]);
+        softmax_row(scores + r * kTile, probs + r * kTile, cols, map.position(task.row + r) + 1 - t, scale,
+                    state.tops[first + r], state.totals[first + r], decay[r]);
       }
-      pool.locate(1, task.head + h, t, tokens, tile);
-      pool.prefetch(1, task.head + h, t + kTile, next_tokens);
-      thin_values<Kind>(probs, tile, round_up(tokens, kGroup) / kGroup, head_dim,
-                        state.sums + static_cast<int64_t>(h) * rows * head_dim, decay, rows);
+      const Rows values = pool.rows(here, t, 1, task.head + h);
+      pool.prefetch(next, 1, task.head + h);
+      thin_values<Kind>(probs, values, groups, head_dim, state.sums + static_cast<int64_t>(first) * head_dim, decay, rows);
     }
   }
   if (partial) return;
@@ -202,17 +223,15 @@ void attend_wide(const AttentionCall& call, const Task& task, float* partial, ch
   }
 
   for (int t = task.kv_begin; t < task.kv_end; t += kTile) {
-    const int tokens = smaller(kTile, task.kv_end - t), cols = round_up(tokens, 2 * W);
-    Rows tile;
-    pool.locate(0, task.head, t, tokens, tile);
-    pack_keys<Kind>(tile, cols, head_dim, keys);
+    const auto place = pool.place(t, task.kv_end);
+    const int cols = round_up(place.tokens, 2 * W);
+    pack_keys<Kind>(pool.rows(place, t, 0, task.head), cols, head_dim, keys);
     multiply<Kind>(query_words, words, keys, kTile, words, scores, kTile, padded_rows, cols, nullptr);
     for (int r = 0; r < rows; ++r) {
       softmax_row(scores + r * kTile, probs + r * kTile, cols, map.position(task.row + r) + 1 - t, scale,
                   tops[r], totals[r], decay[r]);
     }
-    pool.locate(1, task.head, t, tokens, tile);
-    pack_values<Kind>(tile, cols, head_dim, values);
+    pack_values<Kind>(pool.rows(place, t, 1, task.head), cols, head_dim, values);
     multiply<Kind>(reinterpret_cast<const uint32_t*>(probs), kTile / Kind::kPerWord, values, head_dim,
                    cols / Kind::kPerWord, sums, head_dim, padded_rows, head_dim, decay);
   }

@@ -1,8 +1,8 @@
 """Compiles the C++ beside this file, once a machine, with the machine's own compiler.
 
-The library holds every instruction set the compiler can produce for this processor family; which one runs is decided
-when it is loaded. So a cache folder may be shared by different machines, or be filled while an image is built
-(`python -m kernels.native`) and used where there is no compiler.
+The library holds every instruction set the compiler can produce for this processor family; which one runs is
+decided when it is loaded. So a cache folder may be shared by different machines, or be filled while an image is
+built (`python -m kernels.native`) and used where there is no compiler.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 _SOURCES = Path(__file__).parent
 _COMMON = ["-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-Wno-psabi"]
 _PER_TYPE = ["-O3", "-fno-math-errno", "-fno-trapping-math"]
-# Element-wise code rounds where torch rounds; in attention a fused multiply-add is only faster and more exact.
+# Element-wise code rounds where torch rounds; in attention a fused multiply-add is faster and more exact.
 _KERNELS = {"attention_tiles": ["-ffp-contract=fast"], "elementwise": ["-ffp-contract=off"]}
 _AVX512 = [
     "-mavx2",
@@ -52,10 +52,10 @@ def cache_root() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "pageturner"
 
 
-def library_path() -> Path:
+def library_path(*, rebuild: bool = False) -> Path:
     """The compiled library, which is built first when this source, these flags and this compiler are new.
 
-    Raises BuildError.
+    rebuild: build it even if there is one. Raises BuildError.
     """
     try:
         folder = cache_root() / "native" / _source_hash()
@@ -66,7 +66,7 @@ def library_path() -> Path:
                 raise BuildError("no C++ compiler found: install g++ or clang++, or name one in $CXX")
             return built[0]
         target = folder / f"{_compiler_hash(compiler)}.so"
-        if not target.exists():
+        if rebuild or not target.exists():
             _build(compiler, target)
         return target
     except (OSError, RuntimeError) as error:
@@ -103,8 +103,8 @@ def _compiler_hash(compiler: list[str]) -> str:
 def _build(compiler: list[str], target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     isas = _X86_ISAS if platform.machine().lower() in ("x86_64", "amd64") else {"baseline": []}
-    # Inside the cache folder, so that the finished file is moved into place in one step: another process that builds
-    # at the same time does the same work, and either result is good.
+    # Inside the cache folder, so that the finished file is moved into place in one step: another process that
+    # builds at the same time does the same work, and either result is good.
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as scratch:
 
         def compile_one(source: str, name: str, flags: list[str]) -> str:

@@ -21,18 +21,20 @@ INLINE void for_vectors(int64_t width, Whole whole, Rest rest) {
 
 template <class T>
 INLINE float inverse_rms(const T* x, int64_t width, float eps) {
-  vf sum = vf{};
-  for_vectors(
-      width,
-      [&](int64_t d) {
-        const vf v = load(x + d);
-        sum += v * v;
-      },
-      [&](int64_t d, int n) {
-        const vf v = load_first(x + d, n);
-        sum += v * v;
-      });
-  return 1.0f / __builtin_sqrtf(sum_lanes(sum) / static_cast<float>(width) + eps);
+  vf sums[4] = {};  // four short sums round less than a long one, and don't wait for each other
+  int64_t d = 0;
+  for (; d + 4 * W <= width; d += 4 * W) {
+    UNROLL for (int i = 0; i < 4; ++i) {
+      const vf v = load(x + d + i * W);
+      sums[i] += v * v;
+    }
+  }
+  for (; d < width; d += W) {
+    const vf v = d + W <= width ? load(x + d) : load_first(x + d, static_cast<int>(width - d));
+    sums[0] += v * v;
+  }
+  const float sum = sum_lanes((sums[0] + sums[1]) + (sums[2] + sums[3]));
+  return 1.0f / __builtin_sqrtf(sum / static_cast<float>(width) + eps);
 }
 
 // x * factor is rounded before the weight comes in, as transformers does it.

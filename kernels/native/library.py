@@ -1,4 +1,4 @@
-"""Loads the compiled library: its C functions, the OpenMP runtime it shall run on, the instruction set it shall use."""
+"""Loads the compiled library: its C functions, its instruction set, and the OpenMP runtime it shall run on."""
 
 from __future__ import annotations
 
@@ -47,8 +47,7 @@ class Library:
             self._library = ctypes.CDLL(str(path))
         except OSError:
             # A damaged file (a full disk, a crash): make it anew, once.
-            path.unlink(missing_ok=True)
-            path = library_path()
+            path = library_path(rebuild=True)
             self._library = ctypes.CDLL(str(path))
         self.path = path
         self.attention = self._function("pageturner_attention")
@@ -87,7 +86,7 @@ class Library:
     def _use_openmp_of_torch(self) -> bool:
         suffix = "dylib" if sys.platform == "darwin" else "so"
         try:
-            # A look-up in torch's library also finds what torch itself is linked with: exactly the OpenMP it runs on.
+            # A look-up here also finds what torch itself is linked with: exactly the OpenMP it runs on.
             torch_library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / f"libtorch_cpu.{suffix}"))
         except OSError:
             return False

@@ -91,9 +91,11 @@ INLINE vf odd_lanes(vf a, vf b) { return SHUFFLE(a, b, ODD_LANES); }
 INLINE vf zip_low(vf a, vf b) { return SHUFFLE(a, b, ZIP_LOW); }
 INLINE vf zip_high(vf a, vf b) { return SHUFFLE(a, b, ZIP_HIGH); }
 
-// Lane i of the result is the sum of all lanes of rows[i]. `rows` is used up.
-INLINE vf sum_each_row(vf (&rows)[W]) {
-  UNROLL for (int n = W; n > 1; n /= 2) {
+// Neighbouring lanes of the result belong to one row each, W / kRows of them, and add up to the sum of that row's lanes.
+// `rows` is used up.
+template <int kRows>
+INLINE vf sum_each(vf (&rows)[kRows]) {
+  UNROLL for (int n = kRows; n > 1; n /= 2) {
     UNROLL for (int i = 0; i < n / 2; ++i) {
       rows[i] = even_lanes(rows[2 * i], rows[2 * i + 1]) + odd_lanes(rows[2 * i], rows[2 * i + 1]);
     }

@@ -31,6 +31,9 @@ struct Floats {
   // 2W neighbours as two vectors, in the order that costs least; `join` restores the order.
   static INLINE void split(const float* p, vf& a, vf& b) { a = load(p), b = load(p + W); }
   static INLINE void split_floats(const float* p, vf& a, vf& b) { split(p, a, b); }
+  static INLINE void value_words(const float* row, const float*, vu& a, vu& b) {
+    a = as_bits(load(row)), b = as_bits(load(row + W));
+  }
   static INLINE void join(float* p, vf a, vf b) { store(p, a), store(p + W, b); }
 };
 
@@ -49,6 +52,11 @@ struct WidenedBf16 {
     const vu pairs = *reinterpret_cast<const vu_any*>(p);
     a = as_floats(pairs << 16), b = as_floats(pairs & 0xffff0000u);
   }
+  static INLINE void value_words(const bf16* row, const bf16*, vu& a, vu& b) {
+    vf even, odd;
+    split(row, even, odd);
+    a = as_bits(even), b = as_bits(odd);
+  }
   static INLINE void split_floats(const float* p, vf& a, vf& b) {
     const vf low = load(p), high = load(p + W);
     a = even_lanes(low, high), b = odd_lanes(low, high);
@@ -66,8 +74,10 @@ struct PairedBf16 {
                                                  reinterpret_cast<__m512bh>(b)));
   }
   static INLINE vf load_words(const bf16* p) { return as_floats(*reinterpret_cast<const vu_any*>(p)); }
+  static INLINE void split_floats(const float* p, vf& a, vf& b) { a = load(p), b = load(p + W); }
+  static INLINE void join(float* p, vf a, vf b) { store(p, a), store(p + W, b); }
   // Words of (row[d], next[d]) for 2W values of d.
-  static INLINE void zip_rows(const bf16* row, const bf16* next, vu& low, vu& high) {
+  static INLINE void value_words(const bf16* row, const bf16* next, vu& low, vu& high) {
     const __m512i a = _mm512_loadu_si512(row), b = _mm512_loadu_si512(next);
     const __m512i lanes = reinterpret_cast<__m512i>(lane_numbers());
     const __m512i index_low = _mm512_or_si512(lanes, _mm512_slli_epi32(_mm512_add_epi32(lanes, _mm512_set1_epi32(32)), 16));
@@ -77,7 +87,7 @@ struct PairedBf16 {
   }
   static INLINE void pack_pair(const bf16* row, const bf16* next, int d, uint32_t* out) {
     vu low, high;
-    zip_rows(row + d, next + d, low, high);
+    value_words(row + d, next + d, low, high);
     store(out + d, low), store(out + d + W, high);
   }
 };
@@ -205,33 +215,70 @@ INLINE void softmax_row(float* scores, Prob* probs, int cols, int visible, float
 
 // ---- thin: a few rows, keys and values read where they lie -------------------------------------------------------
 
-// scores[cols] of one row. query: head_dim elements as `prepare_thin_query` left them.
-template <class Kind>
-INLINE void thin_scores(const char* query, const Rows& keys, int cols, int head_dim, float* scores) {
-  typedef const typename Kind::Elem* Row;
-  for (int t = 0; t < cols; t += W) {
-    Row rows[W];
-    UNROLL for (int j = 0; j < W; ++j) rows[j] = reinterpret_cast<Row>(keys[t + j]);
-    vf acc[W];
-    UNROLL for (int j = 0; j < W; ++j) acc[j] = vf{};
-    if constexpr (Kind::kPerWord == 2) {
-      for (int d = 0; d < head_dim; d += 2 * W) {
-        const vu q = as_bits(Kind::load_words(reinterpret_cast<Row>(query) + d));
-        UNROLL for (int j = 0; j < W; ++j) acc[j] = Kind::multiply_add(acc[j], q, as_bits(Kind::load_words(rows[j] + d)));
-      }
-    } else {
-      const float* q = reinterpret_cast<const float*>(query);
-      for (int d = 0; d < head_dim; d += 2 * W) {
-        const vf qa = load(q + d), qb = load(q + d + W);
-        UNROLL for (int j = 0; j < W; ++j) {
+// scores[kRows, kTile] for `cols` tokens (a multiple of 2W). queries: kRows times head_dim elements as
+// `prepare_thin_query` left them, query_bytes apart. A key is loaded once for all rows.
+template <class Kind, int kRows>
+void thin_scores(const char* queries, int query_bytes, const Rows& keys, int cols, int head_dim, float* scores) {
+  constexpr int kSums = W < kGroup ? W : kGroup;  // tokens whose sums make a vector, or half of one
+  vf older[kRows];
+  for (int t = 0; t < cols; t += kSums) {
+    const char* base = keys[t];
+    const int64_t stride = keys.stride[t / kGroup];
+    vf acc[kRows][kSums];
+    UNROLL for (int r = 0; r < kRows; ++r) {
+      UNROLL for (int j = 0; j < kSums; ++j) acc[r][j] = vf{};
+    }
+    for (int d = 0; d < head_dim; d += 2 * W) {
+      UNROLL for (int j = 0; j < kSums; ++j) {
+        const auto* key = reinterpret_cast<const typename Kind::Elem*>(base + j * stride) + d;
+        if constexpr (Kind::kPerWord == 2) {
+          const vu k = as_bits(Kind::load_words(key));
+          UNROLL for (int r = 0; r < kRows; ++r) {
+            const vu q = load(reinterpret_cast<const uint32_t*>(queries + r * query_bytes) + d / 2);
+            acc[r][j] = Kind::multiply_add(acc[r][j], q, k);
+          }
+        } else {
           vf a, b;
-          Kind::split(rows[j] + d, a, b);
-          acc[j] += qa * a;
-          acc[j] += qb * b;
+          Kind::split(key, a, b);
+          UNROLL for (int r = 0; r < kRows; ++r) {
+            const float* q = reinterpret_cast<const float*>(queries + r * query_bytes) + d;
+            acc[r][j] += load(q) * a;
+            acc[r][j] += load(q + W) * b;
+          }
         }
       }
     }
-    store(scores + t, sum_each_row(acc));
+    UNROLL for (int r = 0; r < kRows; ++r) {
+      const vf sums = sum_each<kSums>(acc[r]);
+      if constexpr (kSums == W) {
+        store(scores + r * kTile + t, sums);
+      } else if (t % W == 0) {
+        older[r] = sums;
+      } else {
+        store(scores + r * kTile + t - kSums, even_lanes(older[r], sums) + odd_lanes(older[r], sums));
+      }
+    }
+  }
+}
+
+template <class Kind>
+INLINE void thin_scores(const char* queries, int query_bytes, const Rows& keys, int cols, int head_dim, float* scores,
+                        int rows) {
+#if defined(__AVX512F__)
+  constexpr int kMost = 3;  // of 32 registers 24 are sums
+#else
+  constexpr int kMost = 1;
+#endif
+  while (rows > 0) {
+    const int parts = (rows + kMost - 1) / kMost, now = (rows + parts - 1) / parts;
+    if (now == 3) {
+      thin_scores<Kind, (kMost < 3 ? 1 : 3)>(queries, query_bytes, keys, cols, head_dim, scores);
+    } else if (now == 2) {
+      thin_scores<Kind, (kMost < 2 ? 1 : 2)>(queries, query_bytes, keys, cols, head_dim, scores);
+    } else {
+      thin_scores<Kind, 1>(queries, query_bytes, keys, cols, head_dim, scores);
+    }
+    rows -= now, queries += now * query_bytes, scores += now * kTile;
   }
 }
 
@@ -248,73 +295,62 @@ INLINE void prepare_thin_query(const typename Kind::Elem* from, int head_dim, ch
   }
 }
 
-// sums[kRows, head_dim] = sums * decay[row] + probs[kRows, tokens] values, over whole groups of tokens.
+// Columns [0, kPairs * 2W) of sums[kRows, head_dim] = sums * decay[row] + probs[kRows, tokens] values, over whole
+// groups of tokens.
+template <class Kind, int kRows, int kPairs>
+INLINE void thin_values_step(const typename Kind::Prob* probs, const Rows& values, int column, int groups, int head_dim,
+                             float* sums, const float* decay) {
+  typedef const typename Kind::Elem* Row;
+  vf acc[kRows][2 * kPairs];
+  UNROLL for (int r = 0; r < kRows; ++r) {
+    UNROLL for (int v = 0; v < 2 * kPairs; v += 2) {
+      Kind::split_floats(sums + r * head_dim + v * W, acc[r][v], acc[r][v + 1]);
+      acc[r][v] *= decay[r], acc[r][v + 1] *= decay[r];
+    }
+  }
+  for (int g = 0; g < groups; ++g) {
+    const char* base = values.base[g];
+    const int64_t stride = values.stride[g];
+    UNROLL for (int j = 0; j < kGroup; j += Kind::kPerWord) {
+      const Row row = reinterpret_cast<Row>(base + j * stride) + column;
+      const Row next = reinterpret_cast<Row>(base + (j + Kind::kPerWord - 1) * stride) + column;
+      vu right[2 * kPairs];
+      UNROLL for (int v = 0; v < 2 * kPairs; v += 2) Kind::value_words(row + v * W, next + v * W, right[v], right[v + 1]);
+      UNROLL for (int r = 0; r < kRows; ++r) {
+        uint32_t word;
+        __builtin_memcpy(&word, probs + r * kTile + g * kGroup + j, 4);
+        UNROLL for (int v = 0; v < 2 * kPairs; ++v) acc[r][v] = Kind::multiply_add(acc[r][v], vu{} + word, right[v]);
+      }
+    }
+  }
+  UNROLL for (int r = 0; r < kRows; ++r) {
+    UNROLL for (int v = 0; v < 2 * kPairs; v += 2) Kind::join(sums + r * head_dim + v * W, acc[r][v], acc[r][v + 1]);
+  }
+}
+
 template <class Kind, int kRows>
 void thin_values(const typename Kind::Prob* probs, const Rows& values, int groups, int head_dim, float* sums,
                  const float* decay) {
-  typedef const typename Kind::Elem* Row;
-  for (int d = 0; d < head_dim; d += 2 * W) {
-    vf acc[kRows][2];
-    if constexpr (Kind::kPerWord == 2) {
-      UNROLL for (int r = 0; r < kRows; ++r) {
-        UNROLL for (int half = 0; half < 2; ++half) acc[r][half] = load(sums + r * head_dim + d + half * W) * decay[r];
-      }
-      for (int g = 0; g < groups; ++g) {
-        UNROLL for (int j = 0; j < kGroup; j += 2) {
-          const Row row = reinterpret_cast<Row>(values.base[g] + j * values.stride[g]) + d;
-          const Row next = reinterpret_cast<Row>(values.base[g] + (j + 1) * values.stride[g]) + d;
-          vu low, high;
-          Kind::zip_rows(row, next, low, high);
-          UNROLL for (int r = 0; r < kRows; ++r) {
-            uint32_t pair;
-            __builtin_memcpy(&pair, probs + r * kTile + g * kGroup + j, 4);
-            acc[r][0] = Kind::multiply_add(acc[r][0], vu{} + pair, low);
-            acc[r][1] = Kind::multiply_add(acc[r][1], vu{} + pair, high);
-          }
-        }
-      }
-      UNROLL for (int r = 0; r < kRows; ++r) {
-        UNROLL for (int half = 0; half < 2; ++half) store(sums + r * head_dim + d + half * W, acc[r][half]);
-      }
-    } else {
-      UNROLL for (int r = 0; r < kRows; ++r) {
-        Kind::split_floats(sums + r * head_dim + d, acc[r][0], acc[r][1]);
-        acc[r][0] *= decay[r], acc[r][1] *= decay[r];
-      }
-      for (int g = 0; g < groups; ++g) {
-        UNROLL for (int j = 0; j < kGroup; ++j) {
-          vf a, b;
-          Kind::split(reinterpret_cast<Row>(values.base[g] + j * values.stride[g]) + d, a, b);
-          UNROLL for (int r = 0; r < kRows; ++r) {
-            const float p = probs[r * kTile + g * kGroup + j];
-            acc[r][0] += p * a;
-            acc[r][1] += p * b;
-          }
-        }
-      }
-      UNROLL for (int r = 0; r < kRows; ++r) Kind::join(sums + r * head_dim + d, acc[r][0], acc[r][1]);
-    }
+  int d = 0;
+#if defined(__AVX512F__)
+  for (; d + 4 * W <= head_dim; d += 4 * W) {
+    thin_values_step<Kind, kRows, 2>(probs, values, d, groups, head_dim, sums + d, decay);
+  }
+#endif
+  for (; d < head_dim; d += 2 * W) {
+    thin_values_step<Kind, kRows, 1>(probs, values, d, groups, head_dim, sums + d, decay);
   }
 }
 
 template <class Kind>
-void thin_values(const typename Kind::Prob* probs, const Rows& values, int groups, int head_dim, float* sums,
-                 const float* decay, int rows) {
-#if defined(__AVX512F__)
-  constexpr int kMost = 8;
-#else
-  constexpr int kMost = 4;  // 16 registers: two sums a row, two values, one weight
-#endif
-  for (; rows > 0; rows -= kMost, probs += kMost * kTile, sums += kMost * head_dim, decay += kMost) {
-    switch (rows < kMost ? rows : kMost) {
+INLINE void thin_values(const typename Kind::Prob* probs, const Rows& values, int groups, int head_dim, float* sums,
+                        const float* decay, int rows) {
+  for (; rows > 0; rows -= 4, probs += 4 * kTile, sums += 4 * head_dim, decay += 4) {
+    switch (rows) {
       case 1: thin_values<Kind, 1>(probs, values, groups, head_dim, sums, decay); break;
       case 2: thin_values<Kind, 2>(probs, values, groups, head_dim, sums, decay); break;
       case 3: thin_values<Kind, 3>(probs, values, groups, head_dim, sums, decay); break;
-      case 4: thin_values<Kind, 4>(probs, values, groups, head_dim, sums, decay); break;
-      case 5: thin_values<Kind, (kMost > 4 ? 5 : 1)>(probs, values, groups, head_dim, sums, decay); break;
-      case 6: thin_values<Kind, (kMost > 4 ? 6 : 1)>(probs, values, groups, head_dim, sums, decay); break;
-      case 7: thin_values<Kind, (kMost > 4 ? 7 : 1)>(probs, values, groups, head_dim, sums, decay); break;
-      default: thin_values<Kind, kMost>(probs, values, groups, head_dim, sums, decay); break;
+      default: thin_values<Kind, 4>(probs, values, groups, head_dim, sums, decay); break;
     }
   }
 }

@@ -1,0 +1,21 @@
+"""`python -m kernels.native`: compile the kernels ahead of their first use and say what this CPU will run."""
+
+from __future__ import annotations
+
+import sys
+
+from kernels import native
+
+
+def main() -> int:
+    if not native.available():
+        return 1
+    features = native.features()
+    print(
+        f"{features.isa} of {', '.join(features.runnable)}; torch's threads: {features.openmp}; {features.path}"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
