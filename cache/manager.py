@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 
 from cache.branches import BranchInfo, BranchKey, Place
-from cache.copies import BlockCopy, CopyQueue, PendingCopy
+from cache.copies import BlockCopy, CopyQueue
 from cache.errors import BranchRunning
+from cache.growth import Growth
 from cache.integrity import check
 from cache.policy import LeastRecentlyUsed, Policy
 from cache.residency import Residency
 from cache.table import Table
-from cache.tree import Node
 from cache.usage import CacheUsage
 
 MAX_BRANCHES = 65_536
@@ -50,6 +50,7 @@ class KVCacheManager:
         self.enable_prefix_caching = enable_prefix_caching
         self._resident = Residency(num_blocks, block_size, policy or LeastRecentlyUsed(), max_branches)
         self._copies = CopyQueue()
+        self._growth = Growth(self._resident, self._copies)
         self._tables: dict[Table, None] = {}  # a set that keeps its order
         self._running: Counter[BranchKey] = Counter()
 
@@ -73,52 +74,12 @@ class KVCacheManager:
         space: Hashable = tenant if self.enable_prefix_caching else object()
         table = Table(tenant, branch, self.block_size, space, len(tokens))
         self._tables[table] = None
-        self._match(table, tokens)
+        self._growth.match(table, tokens)
         table.reused = table.kv_len
         if table.key:
             self._running[table.key] += 1
             self._recount(table.key)
         return table
-
-    def _match(self, table: Table, tokens: Sequence[int]) -> None:
-        reusable = len(tokens) - 1
-        parent: Node = self._resident.tree.root(table.space)
-        while table.kv_len < reusable:
-            wanted = list(tokens[table.kv_len : min(table.kv_len + self.block_size, reusable)])
-            match = self._resident.tree.match(parent, wanted)
-            if not match:
-                return
-            if match.length < self.block_size:
-                self._match_partly(table, parent, match.node, wanted[: match.length])
-                return
-            parent = match.node
-            self._resident.enter(parent)
-            self._run_through(table, parent, self.block_size)
-
-    def _match_partly(self, table: Table, parent: Node, match: Node, wanted: list[int]) -> None:
-        """Begin a block with tokens that are resident: in place if that disturbs nobody, else in a copy."""
-        exact = next(
-            (node for node in self._resident.tree.equals(parent, wanted) if node.owner is None), None
-        )
-        if exact:
-            self._resident.enter(exact)
-            exact.owner = table
-            self._run_through(table, exact, len(wanted))
-            return
-        source = self._copies.origin(match)
-        self._resident.pin(source)  # first of all, or making room for the copy might give it up
-        if not self.available:
-            self._unpin(source)
-            return
-        target = self._resident.add(parent, wanted, self._resident.take_block())
-        target.owner = table
-        self._copies.add(PendingCopy(source, target))
-        self._run_through(table, target, len(wanted))
-
-    def _run_through(self, table: Table, node: Node, tokens: int) -> None:
-        table.path.append(node)
-        table.block_ids.append(node.block)
-        table.kv_len += tokens
 
     def reserve(self, table: Table, tokens: int) -> bool:
         """Make sure that there are blocks for that many more tokens, giving up idle ones if need be.
@@ -149,44 +110,7 @@ class KVCacheManager:
             table.advanced = True
             self._resident.counters.query_tokens += table.prompt_len
             self._resident.counters.hit_tokens += table.reused
-        position = 0
-        while position < len(tokens):
-            filled = table.kv_len % self.block_size
-            part = tokens[position : position + self.block_size - filled]
-            self._write(table, part)
-            position += len(part)
-
-    def _write(self, table: Table, tokens: Sequence[int]) -> None:
-        """Add tokens that fit into the tail, or into a new one."""
-        tail = table.tail
-        if tail:
-            self._resident.tree.extend(tail, tokens)
-        else:
-            parent = table.tip or self._resident.tree.root(table.space)
-            tail = self._resident.add(parent, tokens, table.reserved[0])
-            tail.owner = table
-            table.path.append(tail)
-        table.kv_len += len(tokens)
-        if len(tail.tokens) == self.block_size:
-            self._seal(table, tail)
-
-    def _seal(self, table: Table, tail: Node) -> None:
-        """The tail is full: nobody writes it any more.
-
-        If it is resident already, go on along the older block.
-        """
-        tail.owner = None
-        twin = next(self._resident.tree.extensions(tail), None)
-        if not twin:
-            self._resident.absorb(tail)
-            return
-        self._resident.pin(twin)
-        table.path[-1] = twin
-        table.block_ids[len(table.path) - 1] = twin.block
-        table.version += 1
-        duplicate = tail.block
-        self._resident.merge(tail, twin)
-        self._resident.pool.give_back(duplicate)
+        self._growth.write(table, tokens)
 
     def close(self, table: Table, keep: bool = True) -> None:
         """End a sequence: unpin its path, free what it reserved.
@@ -201,36 +125,20 @@ class KVCacheManager:
         self._check_open(table)
         table.closed = True
         del self._tables[table]
-        self._give_back_reserved(table)
-        self._drop_copy(table)
         keep = keep and table.advanced and not table.released and self.enable_prefix_caching
         if table.key:
             self._running[table.key] -= 1
-        tip = table.tip
-        if tip:
-            end = Place(tip, len(tip.tokens))
-            if keep and table.key:
-                self._resident.place(table.key, end)
-            elif keep:
-                self._resident.leave_anonymous(end)
-            tip.owner = None
-            self._resident.touch(tip)
-            for node in table.path:
-                self._resident.leave(node)
-            self._resident.settle(tip)
+        if table.tip and keep:
+            self._keep(table, Place(table.tip, len(table.tip.tokens)))
+        self._growth.leave(table)
         if table.key:
             self._recount(table.key)
 
-    def _give_back_reserved(self, table: Table) -> None:
-        for block in table.reserved:
-            self._resident.pool.give_back(block)
-        del table.block_ids[len(table.path) :]
-
-    def _drop_copy(self, table: Table) -> None:
-        """The table's tail will not be used. Nobody else can point at it before its copy was made."""
-        copy = self._copies.cancel(table.tail) if table.tail else None
-        if copy:
-            self._unpin(copy.source)
+    def _keep(self, table: Table, end: Place) -> None:
+        if table.key:
+            self._resident.place(table.key, end)
+        else:
+            self._resident.leave_anonymous(end)
 
     def take_copies(self) -> list[BlockCopy]:
         """The copies to make before the next step writes anything.
@@ -239,13 +147,9 @@ class KVCacheManager:
         """
         taken = self._copies.take()
         for copy in taken:
-            self._unpin(copy.source)
+            self._resident.unpin(copy.source)
         self._resident.counters.copied_blocks += len(taken)
         return [copy.order for copy in taken]
-
-    def _unpin(self, node: Node) -> None:
-        self._resident.unpin(node)
-        self._resident.settle(node)
 
     # Branches
 

@@ -104,9 +104,10 @@ class Residency:
             self.leaves.withdraw(node)
 
     def unpin(self, node: Node) -> None:
-        """Undo `pin`. A leaf that may have become idle must be settled next."""
+        """Undo `pin`. A leaf that is idle now comes to rest."""
         if self.pool.give_back(node.block) == 1 and node.attached:
             self.idle += 1
+            self.settle(node)
 
     def settle(self, node: Node) -> None:
         """Bring an idle leaf to rest: tokens nobody claims are given up, here and, if none are left, further

@@ -4,7 +4,7 @@ import itertools
 import random
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache.tree import Match, Node, PrefixTree
@@ -48,6 +48,7 @@ def test_the_sibling_with_the_longest_common_prefix_is_found() -> None:
     assert tree.match(tree.root("other"), [1]) is None
 
 
+@settings(deadline=None)
 @given(st.lists(TOKENS, max_size=12), TOKENS)
 def test_matching_is_as_good_as_looking_at_every_sibling(
     siblings: list[list[int]], wanted: list[int]
@@ -62,6 +63,7 @@ def test_matching_is_as_good_as_looking_at_every_sibling(
     assert match is None or common(match.node.tokens, wanted) == match.length
 
 
+@settings(deadline=None)
 @given(st.lists(TOKENS, min_size=1, max_size=12), st.data())
 def test_siblings_stay_in_order_whatever_happens_to_them(
     siblings: list[list[int]], data: st.DataObject
@@ -82,6 +84,7 @@ def test_siblings_stay_in_order_whatever_happens_to_them(
         assert tree.size == len(root.children) == len(list(tree))
 
 
+@settings(deadline=None)
 @given(st.lists(TOKENS, min_size=1, max_size=12))
 def test_prefixes_and_extensions_are_each_others_opposite(siblings: list[list[int]]) -> None:
     tree, nodes = tree_of(*siblings)
