@@ -26,6 +26,24 @@ FLAGS = [
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
+KNOWN_ANSWERS = """
+    const Native = WebSocket;
+    window.sockets = [];
+    window.WebSocket = class extends Native {
+        constructor(...given) {
+            super(...given);
+            window.sockets.push(this);
+        }
+        send(data) {
+            const frame = JSON.parse(data);
+            if (frame.type === "response.create") frame.temperature = 0;
+            super.send(JSON.stringify(frame));
+        }
+    };
+"""
+"""Runs before the page's own scripts: answers are greedy, and a test can cut a connection (`sockets`)."""
+
+
 def find_chromium() -> str | None:
     named = os.environ.get("CHROMIUM")
     return named or next(filter(None, map(shutil.which, CHROMIUM_NAMES)), None)

@@ -6,44 +6,40 @@ import json
 import re
 import urllib.request
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 from playwright.sync_api import BrowserContext, Page, Route, expect
+
+from tests.e2e.page.conftest import KNOWN_ANSWERS
+from tests.e2e.server import ServerProcess
 
 pytestmark = pytest.mark.browser
 
 LONG = "Write a very long story about a lighthouse keeper. Do not stop."
 
-# Every socket the page opens, so that a test can cut one.
-KEEP_SOCKETS = """
-    const Native = WebSocket;
-    window.sockets = [];
-    window.WebSocket = class extends Native {
-        constructor(...given) { super(...given); window.sockets.push(this); }
-    };
-"""
-
-
-class Server(Protocol):
-    url: str
-
 
 @pytest.fixture
-def chat(page: Page, server: Server) -> Iterator[Page]:
-    """The page, open and ready for a message; what the test leaves running is stopped by deleting it."""
-    page.add_init_script(KEEP_SOCKETS)
+def chat(page: Page, server: ServerProcess) -> Iterator[Page]:
+    """The page, open, without conversations, and ready for a message."""
+    delete_all(server)
+    page.add_init_script(KNOWN_ANSWERS)
     page.goto(server.url)
     expect(page.get_by_label("Your message")).to_be_visible()
     expect(page.locator(".notice")).to_have_count(0, timeout=60_000)
     yield page
-    for conversation in call(server, "/v1/conversations?limit=100")["data"]:
-        call(server, f"/v1/conversations/{conversation['id']}", "DELETE")
+    # What the test left running ends with it.
+    delete_all(server)
 
 
-def call(server: Server, path: str, method: str = "GET") -> Any:
+def call(server: ServerProcess, path: str, method: str = "GET") -> Any:
     with urllib.request.urlopen(urllib.request.Request(server.url + path, method=method)) as answer:
         return json.load(answer)
+
+
+def delete_all(server: ServerProcess) -> None:
+    for conversation in call(server, "/v1/conversations?limit=100")["data"]:
+        call(server, f"/v1/conversations/{conversation['id']}", "DELETE")
 
 
 def say(page: Page, text: str) -> None:
@@ -67,7 +63,7 @@ def wait_until_writing(page: Page, words: int = 8) -> str:
     return last_answer(page).locator(".prose").inner_text()
 
 
-def stored_text(server: Server, page: Page) -> str:
+def stored_text(server: ServerProcess, page: Page) -> str:
     """The last answer as the server has it."""
     conversation = page.evaluate("decodeURIComponent(location.hash.slice(1))")
     items = call(server, f"/v1/conversations/{conversation}/items?order=desc&limit=1")["data"]
@@ -89,7 +85,7 @@ def shown(page: Page) -> str:
     return last_answer(page).locator(".prose").inner_html()
 
 
-def test_an_answer_is_streamed_and_says_paris(chat: Page, server: Server) -> None:
+def test_an_answer_is_streamed_and_says_paris(chat: Page, server: ServerProcess) -> None:
     say(chat, "What is the capital of France?")
     expect(chat.locator(".question")).to_have_text(re.compile("What is the capital of France?"))
     wait_until_done(chat)
@@ -123,7 +119,7 @@ def test_shift_enter_makes_a_line_and_enter_sends(chat: Page) -> None:
     expect(area).to_have_value("")
 
 
-def test_stop_ends_the_answer_and_keeps_what_there_is(chat: Page, server: Server) -> None:
+def test_stop_ends_the_answer_and_keeps_what_there_is(chat: Page, server: ServerProcess) -> None:
     say(chat, LONG)
     begun = wait_until_writing(chat)
     chat.get_by_role("button", name="Stop").click()
@@ -137,7 +133,7 @@ def test_stop_ends_the_answer_and_keeps_what_there_is(chat: Page, server: Server
     assert shown(chat) == before == shown_as(chat, stored_text(server, chat))
 
 
-def test_a_reload_in_the_middle_of_an_answer_goes_on_with_it(chat: Page, server: Server) -> None:
+def test_a_reload_in_the_middle_of_an_answer_goes_on_with_it(chat: Page, server: ServerProcess) -> None:
     say(chat, LONG)
     begun = wait_until_writing(chat)
     chat.reload()
@@ -151,7 +147,7 @@ def test_a_reload_in_the_middle_of_an_answer_goes_on_with_it(chat: Page, server:
     assert shown(chat) == shown_as(chat, stored_text(server, chat))
 
 
-def test_a_lost_connection_is_told_and_the_answer_goes_on(chat: Page, server: Server) -> None:
+def test_a_lost_connection_is_told_and_the_answer_goes_on(chat: Page, server: ServerProcess) -> None:
     say(chat, LONG)
     begun = wait_until_writing(chat)
     chat.evaluate("sockets.at(-1).close()")
@@ -268,7 +264,7 @@ def test_a_reader_who_scrolled_up_stays_there_until_asked(chat: Page) -> None:
     expect(chat.get_by_role("button", name="Latest")).to_have_count(0)
 
 
-def test_the_page_says_that_the_model_is_loading(page: Page, server: Server) -> None:
+def test_the_page_says_that_the_model_is_loading(page: Page, server: ServerProcess) -> None:
     def loading(route: Route) -> None:
         route.fulfill(status=503, json={"status": "loading", "stage": "weights", "fraction": 0.4})
 
@@ -282,7 +278,7 @@ def test_the_page_says_that_the_model_is_loading(page: Page, server: Server) -> 
     expect(page.get_by_role("button", name="Send")).to_be_enabled()
 
 
-def test_the_page_asks_for_a_key_and_goes_on_with_the_right_one(page: Page, server: Server) -> None:
+def test_the_page_asks_for_a_key_and_goes_on_with_the_right_one(page: Page, server: ServerProcess) -> None:
     """The server of these tests has no key; its refusals are put in front of it."""
     refusal = {
         "error": {"message": "An API key is needed.", "code": "invalid_api_key", "type": "x", "param": None}

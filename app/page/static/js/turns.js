@@ -9,7 +9,7 @@ import { announcement, current, model, nextKey, sendable, sent, transcript, tran
 import { text } from "./strings.js";
 
 // Calmer than the protocol's defaults, which small models do not bear.
-const sampling = { temperature: 0.3, top_p: 0.9 };
+const sampling = { temperature: 0.2, top_p: 0.9 };
 
 /** Open the conversation that the address names, or a new one. */
 export async function openFromAddress() {
