@@ -5,6 +5,7 @@ SHELL  := /bin/bash
 PYTHON ?= python3
 VENV   ?= .venv
 ARGS   ?=
+BENCH  ?= load
 
 # A CPU build of torch where there is no NVIDIA GPU. Override it: make serve TORCH=torch==2.14.1
 ifndef TORCH
@@ -31,7 +32,7 @@ help:
 	@echo 'make test     run every test (ARGS="tests/cache -k fork" for some of them)'
 	@echo 'make lint     ruff, mypy --strict and the import order of the rooms'
 	@echo 'make format   rewrite the code in the one style'
-	@echo 'make bench    the load generator (ARGS="--help")'
+	@echo 'make bench    load a running server (BENCH=waste or history for other figures, ARGS="--help")'
 	@echo 'make vendor   renew the browser libraries in app/page/static/vendor (needs npm)'
 	@echo 'make clean    remove caches and build outputs; make distclean also the environment'
 
@@ -59,7 +60,7 @@ format: $(STAMP_DEV)
 	$(BIN)/ruff format .
 
 bench: $(STAMP_DEV)
-	$(BIN)/python -m bench $(ARGS)
+	$(BIN)/python -m bench.$(BENCH) $(ARGS)
 
 vendor:
 	cd app/page && npm ci --ignore-scripts && node vendor.mjs
