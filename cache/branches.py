@@ -1,9 +1,8 @@
 """Branches: names for a place in the tree, one a conversation.
 
 A branch is all that an idle conversation is: a node and how many of its tokens count. It holds nothing. When
-                                              its
-node is reclaimed it slides back to the node before, and with the last of them it is forgotten; whoever knows
-the token ids can always compute the rest again.
+its node is reclaimed it slides back to the node before, and with the last of them it is forgotten; whoever
+knows the token ids can always compute the rest again.
 """
 
 from __future__ import annotations

@@ -41,19 +41,20 @@ class Growth:
         if tail:
             self._resident.enter(tail)
         else:
-            tail = self._copy(parent, match, wanted)
+            tail = self._copy(table, parent, match, wanted)
         if tail:
             tail.owner = table
             _run_through(table, tail)
 
-    def _copy(self, parent: Node, match: Node, wanted: list[int]) -> Node | None:
+    def _copy(self, table: Table, parent: Node, match: Node, wanted: list[int]) -> Node | None:
         """Copy on write: a new node for the tokens that a sibling begins with.
 
-        None: there is no room for it.
+        None: there is no room for it. The source is held until the copy is made, and that must not cost the
+        prompt a block it could have had.
         """
         source = self._copies.origin(match)
         self._resident.pin(source)  # first of all, or making room for the copy might give it up
-        if not self._resident.available:
+        if self._resident.available < -(-table.prompt_len // self._block_size) - len(table.path):
             self._resident.unpin(source)
             return None
         target = self._resident.add(parent, wanted, self._resident.take_block())

@@ -28,10 +28,8 @@ class KVCacheManager:
 
     num_blocks:   how many blocks there are; a hard limit
     block_size:   tokens in a block
-    enable_prefix_caching: False: nothing is ever shared or found again; every table starts empty and leaves
-                           nothing
-    max_branches: how many names are kept; the one used longest ago is forgotten first, its KV stays as
-                  unnamed cache
+    enable_prefix_caching: if False, nothing is shared or found again: tables start empty and leave nothing
+    max_branches: how many names are kept; the one used longest ago is forgotten first, its KV stays unnamed
     policy:       which idle blocks go first
     """
 
@@ -117,7 +115,7 @@ class KVCacheManager:
 
         keep=True:  its branch now points at its end, and what only the branch's old place kept is given up.
                     Without a branch its KV stays as unnamed cache.
-        keep=False: as if it had never run: its branch stays where it was, what nobody else points at is given
+        keep=False: as if it had never run: its branch stays where it was, and what nobody points at is given
                     up.
 
         A table that was never advanced, or whose branch was released meanwhile, is not kept either way.
@@ -197,11 +195,10 @@ class KVCacheManager:
     def fork(self, tenant: str, branch: str, new_branch: str, length: int | None = None) -> BranchInfo | None:
         """Let `new_branch` point at the first `length` tokens of `branch`: all that is resident by default.
 
-        Copies nothing: whoever goes on from a partly filled block that others point at copies it then. A
-                        running
-        branch can be forked as far as it has come; onto one, nothing can (`BranchRunning`). Returns what is
-        resident of the new branch, which is less than `length` if the old one is shorter, or None, and then
-        there is no new branch.
+        Copies nothing: whoever goes on from a partly filled block in another way copies it then. A running
+        branch can be forked as far as it has come. Returns what is resident of the new branch, which is less
+        than `length` if the old one is shorter, or None, and then there is no new branch. Raises
+        `BranchRunning` if a table of the new name is open.
         """
         if new_branch == branch:
             raise ValueError(f"new_branch must differ from branch, got {branch!r} twice")

@@ -19,10 +19,9 @@ class Policy(Protocol):
     """The order in which idle leaves are given up."""
 
     def rank(self, leaf: Node) -> Rank:
-        """The lowest goes first. Asked whenever a leaf becomes idle or something about it changes; must not
-        change it.
+        """The lowest goes first; leaves of equal rank go in the order in which they were offered.
 
-        Leaves of equal rank go in the order in which they were offered.
+        Asked whenever a leaf becomes idle or something about it changes. It must not change the leaf.
         """
         ...
 
@@ -37,9 +36,8 @@ class LeastRecentlyUsed:
 class IdleLeaves:
     """The leaves that may go, in the order of a policy: a heap. Offering and popping cost O(log n).
 
-    A leaf that is withdrawn stays in the heap as a stale entry: it is recognised by its rank when it comes
-                                                                 up, and
-    the heap is rebuilt when more than half of it is stale.
+    A leaf that is withdrawn stays in the heap as a stale entry: its rank gives it away when it comes up,
+    and the heap is rebuilt when more than half of it is stale.
     """
 
     def __init__(self, policy: Policy) -> None:

@@ -8,11 +8,9 @@ Three things are counted, and everything else follows from them:
   never hold a block.
 - A node's *users*: the branches and running tables whose path runs through it. They are for the books only.
 
-Running tables reference their whole path, so below an idle node everything is idle, and every idle block can
-be had
-by giving up leaves: `available` is simply free + idle. A leaf comes to rest in `settle`, which gives up what
-                     nobody
-points at. Therefore an idle leaf always holds exactly the tokens that somebody claims.
+A running table references its whole path, so below an idle node everything is idle, and giving up leaves
+brings every idle block in the end: what is available is simply free + idle. A leaf comes to rest in `settle`,
+which gives up what nobody points at. So an idle leaf holds exactly the tokens that somebody claims.
 """
 
 from __future__ import annotations
@@ -80,8 +78,10 @@ class Residency:
     # Nodes
 
     def add(self, parent: Node, tokens: Sequence[int], block: int) -> Node:
-        """A node for a block that a table holds: that reference passes to the tree, and the table enters the
-        node."""
+        """A node for a block that a table holds.
+
+        The table's reference passes to the tree, and the table enters the node.
+        """
         node = self.tree.add(parent, tokens, block)
         self.pool.share(block)
         self._use(node, +1)
@@ -110,8 +110,7 @@ class Residency:
             self.settle(node)
 
     def settle(self, node: Node) -> None:
-        """Bring an idle leaf to rest: tokens nobody claims are given up, here and, if none are left, further
-        up.
+        """Bring an idle leaf to rest: tokens nobody claims are given up, if need be further up too.
 
         Anything but an idle leaf is left as it is, so it may be called on any node.
         """

@@ -98,7 +98,7 @@ def test_a_copy_of_a_copy_reads_where_the_content_is_now() -> None:
 def test_the_source_of_a_copy_stays_until_the_copy_is_taken() -> None:
     simulated = cache(blocks=4)
     simulated.turn("ann", words(7))  # two blocks, idle
-    table = simulated.open("ann", [*words(6), 99])  # copies the second into a third
+    table = simulated.open("ann", [*words(6), 99, 98])  # copies the second into a third
     assert simulated.manager.available == 1
     assert not simulated.manager.reserve(table, 2 + 4 + 1)
     simulated.copy()
@@ -115,6 +115,16 @@ def test_without_room_for_a_copy_fewer_tokens_are_reused() -> None:
     assert table.reused == 4
     assert simulated.manager.take_copies() == []
     assert simulated.forward(table, [*words(6), 99])  # the idle block goes now
+    simulated.check()
+
+
+def test_a_copy_never_costs_the_prompt_a_block() -> None:
+    simulated = cache(blocks=3)
+    simulated.turn("ann", words(7))
+    context = [*words(6), *words(6, 50)]  # all of the pool: the source has to go
+    table = simulated.open("ann", context)
+    assert table.reused == 4
+    assert simulated.forward(table, context)
     simulated.check()
 
 
