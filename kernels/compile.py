@@ -58,9 +58,8 @@ class Compiled:
 
 def compile_launch(launch: Launch, target: str) -> Compiled:
     """Compile one launch for one of `TARGETS`. Raises what Triton raises when the kernel does not compile."""
-    source = ASTSource(launch.kernel, *_specialise(launch))
     options = launch.options(amd=TARGETS[target].backend == "hip")
-    binary = triton.compile(source, target=TARGETS[target], options=options)
+    binary = triton.compile(source_of(launch), target=TARGETS[target], options=options)
     usage = _amd_usage(binary.asm["amdgcn"]) if "amdgcn" in binary.asm else _nvidia_usage(binary.asm["cubin"])
     return Compiled(launch.kernel.__name__, target, *usage, shared=binary.metadata.shared)
 
@@ -102,8 +101,8 @@ def sample_launches(
     }
 
 
-def _specialise(launch: Launch) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int], list[list[Any]]]]:
-    """Signature, constants and attributes as Triton's own launcher would derive them from these arguments."""
+def source_of(launch: Launch) -> ASTSource:
+    """The kernel specialised for its arguments exactly as Triton's own launcher would do it."""
     signature: dict[str, str] = {}
     constants: dict[str, Any] = {}
     attributes: dict[tuple[int], list[list[Any]]] = {}
@@ -122,7 +121,7 @@ def _specialise(launch: Launch) -> tuple[dict[str, str], dict[str, Any], dict[tu
             aligned = value % 16 == 0
         if aligned:
             attributes[(index,)] = [["tt.divisibility", 16]]
-    return signature, constants, attributes
+    return ASTSource(launch.kernel, signature, constants, attributes)
 
 
 def _nvidia_usage(cubin: bytes) -> tuple[int, int]:

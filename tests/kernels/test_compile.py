@@ -64,3 +64,16 @@ def test_float32_compiles_too(compiled, target):
 def test_spills_would_be_seen(compile_process, target):
     kernel = compile_process.call("tests.kernels.compiling", "compile_greedy_kernel", target)
     assert kernel.spilled > 0
+
+
+@pytest.mark.parametrize(("head_dim", "q_heads", "kv_heads"), [(64, 9, 3), (96, 4, 4)])
+def test_what_is_compiled_is_what_a_launch_would_compile(compile_process, head_dim, q_heads, kv_heads):
+    differences = compile_process.call(
+        "tests.kernels.compiling",
+        "differences_from_launcher",
+        torch.bfloat16,
+        head_dim,
+        q_heads=q_heads,
+        kv_heads=kv_heads,
+    )
+    assert differences == []
