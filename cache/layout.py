@@ -19,8 +19,8 @@ MAX_BLOCK_SIZE = 128
 class KVLayout:
     """The shape of one model's KV blocks.
 
-    block_size is in tokens: a power of two from 8 to 128. Raises `ValueError`, naming the field, for a value out
-    of range.
+    block_size is in tokens: a power of two from 8 to 128. Raises `ValueError`, naming the field, for a value
+    out of range.
     """
 
     num_layers: int

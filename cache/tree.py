@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _tokens_of = attrgetter("tokens")
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, repr=False, slots=True)
 class Node:
     """One resident block.
 
@@ -64,6 +64,9 @@ class Node:
     def claimed(self) -> int:
         """How many of its tokens somebody still points at: the longest of its branches, or an unnamed run."""
         return max(self.anonymous, *(branch.used for branch in self.branches), 0)
+
+    def __repr__(self) -> str:
+        return f"<Node: block {self.block}, {len(self.tokens)} tokens from {self.start}>"
 
     def path(self) -> Iterator[Node]:
         """This node and those before it, last first, without the root."""

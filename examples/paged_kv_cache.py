@@ -1,7 +1,6 @@
 """Paged KV memory in one page: append tokens, read them back, fork, free.
 
-Run it from the root of the repository: `python -m examples.paged_kv_cache`, or, where the project is installed,
-`python examples/paged_kv_cache.py`.
+From the root of the repository: `python -m examples.paged_kv_cache`.
 """
 
 from __future__ import annotations
