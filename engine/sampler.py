@@ -230,7 +230,7 @@ def _best(weights: torch.Tensor, wanted: int) -> tuple[torch.Tensor, torch.Tenso
 def _invert(weights: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Where the running sum of `weights` [rows, n] passes the share `uniform` [rows] of the whole sum.
 
-    Returns the index, int64 [rows], never one of weight 0; and how far into its weight that is, float64 [rows].
+    Returns the index, int64 [rows], never one of weight 0; and how far into it, float64 [rows].
     """
     cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
     total = cumulative[:, -1:].contiguous()

@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from engine.model.gguf_header import end_token_ids
 from engine.model.source import ModelError, ModelSource, default_cache_dir
 from engine.model.store import fetch
 
@@ -56,6 +57,10 @@ def _build(source: ModelSource) -> Any:
         raise ModelError(f"no tokenizer for {source.served_name} from {source.location}: {error}") from error
     if not tokenizer.is_fast:
         raise ModelError(f"the tokenizer of {source.served_name} has no fast version (a tokenizer.json)")
+    if source.gguf_file:
+        # transformers before 5.24 takes another token for the end of the text.
+        for end_id in end_token_ids(Path(source.location) / source.gguf_file)[:1]:
+            tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end_id)
     return tokenizer
 
 

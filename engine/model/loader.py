@@ -13,6 +13,7 @@ import torch
 
 from engine.model import attention, probe
 from engine.model.fused import FusedDecoder
+from engine.model.gguf_header import end_token_ids
 from engine.model.linear import native_bfloat16
 from engine.model.modules import ModuleDecoder
 from engine.model.quiet import Progress, quiet_transformers
@@ -256,7 +257,7 @@ def _forget_quantisation(model: Any) -> None:
 
 
 def _end_ids(model: Any, source: ModelSource, cache_dir: Path) -> tuple[int, ...]:
-    """Every id that ends an answer by the word of the generation config, the config or the tokenizer."""
+    """Every id that ends an answer by any word of the model: its configs, its tokenizer, its GGUF file."""
     found: set[int] = set()
     generation = getattr(model, "generation_config", None)
     try:
@@ -269,4 +270,6 @@ def _end_ids(model: Any, source: ModelSource, cache_dir: Path) -> tuple[int, ...
             found.add(ids)
         elif isinstance(ids, Iterable):
             found.update(int(token) for token in ids)
+    if source.gguf_file:
+        found.update(end_token_ids(Path(source.location) / source.gguf_file))
     return tuple(sorted(found))

@@ -81,5 +81,9 @@ def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """Rounding stays well below this, a real difference well above."""
-    return 1e-3 if dtype == torch.float32 else 0.1
+    """The largest difference that can still be rounding.
+
+    Made-up tokens are hard on 16 bits: two attentions of transformers' own differ by 4 % in bfloat16. A wrong
+    scale, order or position is several times further off.
+    """
+    return {torch.float32: 0.01, torch.float16: 0.1}.get(dtype, 0.35)
