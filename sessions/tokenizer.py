@@ -26,6 +26,8 @@ _TYPED, _TYPED_END, _REPLY = "\ufdd0", "\ufdd1", "\ufdd2"
 _OWN_MARKS = str.maketrans("", "", _TYPED + _TYPED_END + _REPLY)
 
 ROLES = ("user", "assistant", "system")
+LONG_TEXT = 4096
+"""Characters above which encoding takes long enough to be felt by others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,8 @@ class ChatTokenizer:
         # A template that cuts strings may part the two marks of a token; a lone mark still parts its
         # neighbours.
         self._marked = re.compile(f"{_TYPED}({self._control.pattern}){_TYPED_END}|[{_TYPED}{_TYPED_END}]")
+        self.longest_token = max(map(len, self._backend.get_vocab()))
+        """Characters of the longest token: no text has fewer tokens than its length divided by this."""
         self._newline = self._ids("\n")
         # SentencePiece puts a space before the first word of every text it encodes; a piece from the middle
         # of a text must do without.
@@ -87,7 +91,7 @@ class ChatTokenizer:
             text: str = self._tokenizer.apply_chat_template(
                 conversation, tokenize=False, add_generation_prompt=generation_prompt
             )
-        except (TemplateError, TypeError, IndexError, KeyError) as exc:
+        except (TemplateError, TypeError, ValueError, IndexError, KeyError) as exc:
             raise SessionError(
                 f"input cannot be rendered by the model's chat template: {exc}",
                 param="input",
@@ -138,8 +142,12 @@ class ChatTokenizer:
         return self._ids(text)
 
     def _ids(self, text: str) -> list[int]:
-        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
-        return ids
+        if len(text) < LONG_TEXT:
+            ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+            return ids
+        # Only the batch calls let other threads run meanwhile, the event loop's among them.
+        long_ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return long_ids
 
     def _refuse_smuggled(self, piece: str, ids: list[int]) -> None:
         """A normaliser may make control tokens of look-alike letters: more than the template wrote."""

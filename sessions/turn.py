@@ -59,7 +59,7 @@ class TurnWriter:
         self._announce("response.in_progress")
 
     def still_waiting(self) -> None:
-        """Repeat where the turn is until its output item begins: impatient clients count frames, not pings."""
+        """Say again where the turn is, until its output item begins: clients count frames, not pings."""
         if not self._opened and self.status in ("queued", "in_progress"):
             self._announce(f"response.{self.status}")
 
