@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.api import EngineInfo
@@ -150,6 +150,18 @@ def new_record(
         output_ids=tokens.ids(),
         response=response,
     )
+
+
+def check_characters(items: Sequence[Item], instructions: str | None, limit: int, longest_token: int) -> None:
+    """Refuse at once what could not fit however it is encoded: encoding megabytes takes seconds."""
+    characters = len(instructions or "") + sum(len(message.content) for message in messages_of(items))
+    if characters > limit * longest_token:
+        raise SessionError(
+            f"input is too long: {characters} characters cannot fit into the model's context"
+            f" of {limit} tokens.",
+            code="context_length_exceeded",
+            param="input",
+        )
 
 
 def _check_length(prompt: int, limit: int, spec: TurnSpec) -> None:

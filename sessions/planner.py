@@ -17,7 +17,7 @@ from sessions.prompt import PromptBuilder, Segment
 from sessions.tokenizer import Message
 from sessions.tree import TurnNode
 
-LONG_TEXT = 50_000
+LONG_TEXT = 8_000
 """Characters from which on encoding is given to a thread: it would hold up everybody's stream."""
 
 T = TypeVar("T")

@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
 from engine.api import EngineClient, EngineDead, EngineInfo, GenerateRequest, PromptUsage
 from sessions import tokens
-from sessions.admission import Admission, Begun, Busy, Duplicate
+from sessions.admission import Admission, Begun, Busy, Duplicate, check_characters
 from sessions.api import Item, SessionError, TurnSpec
 from sessions.branches import Branches
 from sessions.conversations import owned
@@ -77,6 +77,7 @@ class TurnRunner:
         """Start a turn, at once or when its conversation is free. Raises `SessionError` or `Duplicate`."""
         info = self._engine_info()
         items = stored_items(spec.input)
+        check_characters(items, spec.instructions, info.max_model_len, self._tokenizer.longest_token)
         response = new_response(new_id("resp"), spec, created_at=now(), status="in_progress")
         if spec.conversation_id is None:
             return await self._begin_alone(spec, items, response, info, None)
@@ -102,7 +103,7 @@ class TurnRunner:
         begun = await self._admission.prepare(spec, items, response, info)
         live = self._watchable(spec, response)
         live.writer.created()
-        self._run(live, self._carry_out(live, begun, info, place))
+        self._run(live, lambda: self._carry_out(live, begun, info, place))
         return live
 
     def _enqueue(
@@ -112,7 +113,7 @@ class TurnRunner:
         live = self._watchable(spec, response)
         live.writer.created()
         live.writer.queued()
-        self._run(live, self._wait_then_carry_out(live, spec, items, place, held))
+        self._run(live, lambda: self._wait_then_carry_out(live, spec, items, place, held))
         return live
 
     def _watchable(self, spec: TurnSpec, response: Response) -> LiveTurn:
@@ -127,24 +128,27 @@ class TurnRunner:
         self.live[live.response_id] = live
         return live
 
-    def _run(self, live: LiveTurn, work: Coroutine[Any, Any, None]) -> None:
+    def _run(self, live: LiveTurn, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         task = asyncio.create_task(self._guard(live, work), name=live.response_id)
         self._tasks.add(task)  # the loop itself does not keep tasks alive
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda task: self._ended(live, task))
 
-    async def _guard(self, live: LiveTurn, work: Coroutine[Any, Any, None]) -> None:
-        """Whatever happens, viewers get a terminal event."""
+    async def _guard(self, live: LiveTurn, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         ticker = asyncio.create_task(self._report_progress(live.writer))
         try:
-            await work
+            await work()
         except Exception:
             log.exception("turn %s failed", live.response_id)
-            _fail(live.writer, internal_error())
         finally:
             ticker.cancel()
-            self.live.pop(live.response_id, None)
-            self.recent.put(live.response_id, live)
-            live.finish()
+
+    def _ended(self, live: LiveTurn, task: asyncio.Task[None]) -> None:
+        """Whatever happened, viewers get a terminal event, and nobody waits for what will not come."""
+        _fail(live.writer, internal_error())
+        self._tasks.discard(task)
+        del self.live[live.response_id]
+        self.recent.put(live.response_id, live)
+        live.finish()
 
     async def _report_progress(self, writer: TurnWriter) -> None:
         while not writer.opened and not writer.log.closed:
@@ -296,6 +300,7 @@ _NOTHING = PromptUsage(0, 0, 0)
 
 
 def _fail(writer: TurnWriter, exc: SessionError) -> None:
+    """End a turn that has not ended."""
     if not writer.log.closed:
         text = writer.log.text
         writer.finish("failed", completed_at=now(), text=text, usage=None, error=_error_of(exc))
