@@ -8,6 +8,7 @@ token, a wrong position or a table row that was not updated changes what comes o
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -153,12 +154,16 @@ class Transcript:
         self.last = output
 
 
-def run_to_end(engine: Engine, *requests: GenerateRequest) -> dict[str, Transcript]:
+def run_to_end(
+    engine: Engine, *requests: GenerateRequest, before_step: Callable[[], None] | None = None
+) -> dict[str, Transcript]:
     """Submit, step until nothing is left, and audit the books at every step."""
     for asked in requests:
         engine.add_request(asked)
     transcripts: dict[str, Transcript] = {asked.request_id: Transcript() for asked in requests}
     while engine.has_work:
+        if before_step is not None:
+            before_step()
         for output in engine.step():
             transcripts.setdefault(output.request_id, Transcript()).add(output)
         engine.check_integrity()
