@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -72,7 +72,8 @@ class SamplingParams:
         if not -2.0 <= self.frequency_penalty <= 2.0:
             refuse("frequency_penalty", "a number from -2 to 2")
         # A bare string would otherwise be taken for a tuple of its letters.
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        stop = cast("str | tuple[str, ...]", self.stop)
+        object.__setattr__(self, "stop", (stop,) if isinstance(stop, str) else tuple(stop))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         if not all(self.stop):
             refuse("stop", "strings that are not empty")

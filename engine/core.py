@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import torch
+
 from engine.api import EngineInfo, EngineStats, FinishReason, GenerateRequest, Output, RequestError
 from engine.sampler import INVALID, SamplingState
 from engine.scheduler import Scheduler, Work
@@ -93,6 +95,7 @@ class Engine:
 
         between: called when the results are there but not yet applied; aborts it makes come before them.
         A step that fails ends the requests it ran for with `finish_reason` "error"; the engine goes on.
+        Raises `torch.AcceleratorError` when the device is lost: only a new process gets it back.
         """
         step: list[Work] = []
         try:
@@ -103,6 +106,8 @@ class Engine:
                 if between is not None:
                     between()
                 self._apply(step, token_ids)
+        except torch.AcceleratorError:
+            raise
         except Exception as error:
             log.exception("a step failed")
             self._fail_running(f"{type(error).__name__}: {error}")

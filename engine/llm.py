@@ -64,11 +64,9 @@ class LLM:
         prompts: texts, or lists of token ids. sampling_params: one for all, or one for each.
         progress: show a progress bar. Raises `RequestError` naming the prompt that can never run.
         """
-        given = [prompts] if isinstance(prompts, str) else list(prompts)
+        given: list[str | Sequence[int]] = [prompts] if isinstance(prompts, str) else list(prompts)
         texts = [prompt if isinstance(prompt, str) else None for prompt in given]
-        ids: list[list[int]] = []
-        for prompt in given:
-            ids.append(self._encode(prompt) if isinstance(prompt, str) else list(prompt))
+        ids = [self._encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in given]
         params = _one_for_each(sampling_params, len(given))
         return self._run(texts, ids, params, progress=progress)
 

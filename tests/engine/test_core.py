@@ -5,6 +5,7 @@ given.
 import random
 
 import pytest
+import torch
 
 from engine.api import GenerateRequest, PromptUsage, RequestError, SamplingParams
 from engine.core import Engine
@@ -246,6 +247,17 @@ def test_a_failing_step_fails_its_requests_and_the_engine_goes_on() -> None:
     assert again.last.prompt is not None
     assert again.last.prompt.reused == 0
     assert engine.stats().finished == {"error": 2, "length": 2}
+
+
+def test_a_lost_device_is_not_something_to_go_on_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lose(*_: object) -> torch.Tensor:
+        raise torch.AcceleratorError("illegal memory access")
+
+    monkeypatch.setattr(FakeModel, "forward", lose)
+    engine = make_engine()
+    engine.add_request(request("a", PROMPT, 1))
+    with pytest.raises(torch.AcceleratorError):
+        engine.step()
 
 
 def test_logits_that_are_not_finite_fail_only_their_request() -> None:

@@ -1,5 +1,7 @@
 import pytest
 
+from cache.table import Table
+from engine.api import PromptUsage
 from engine.core import Engine
 from tests.engine.support import make_engine, request, run_to_end
 
@@ -131,3 +133,41 @@ def test_a_stale_result_is_dropped(count: int) -> None:
     assert outputs == []
     assert sequence.token_ids == before
     engine.check_integrity()
+
+
+def test_a_request_is_not_admitted_into_room_that_running_answers_are_about_to_need() -> None:
+    engine = make_engine(num_blocks=12, max_num_batched_tokens=64)
+    engine.add_request(request("first", [1] * 41, 20))  # 6 blocks now, 8 at the end
+    engine.step()
+    engine.add_request(request("second", [2] * 48, 2))  # fits into the other 6, but then the first would not
+    engine.step()
+    assert engine.scheduler.num_waiting == 1
+    run_to_end(engine)
+    assert engine.stats().preemptions == 0
+
+
+def test_work_whose_sequence_gave_way_in_the_same_step_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine()
+    for name in "ab":
+        engine.add_request(request(name, [1, 2, ord(name) % 50], 9))
+    engine.step()
+    first, second = engine.scheduler.running
+    reserve = engine.cache.reserve
+
+    def refuse_until_the_first_is_gone(table: Table, tokens: int) -> bool:
+        return not (table is second.table and first in engine.scheduler.running) and reserve(table, tokens)
+
+    monkeypatch.setattr(engine.cache, "reserve", refuse_until_the_first_is_gone)
+    monkeypatch.setattr(engine.scheduler, "_choose_victim", lambda: first)
+    assert [work.sequence for work in engine.scheduler.schedule()] == [second]
+
+
+def test_what_a_sequence_computed_before_it_gave_way_does_not_count_as_reused() -> None:
+    engine = make_engine(max_num_batched_tokens=8)
+    engine.add_request(request("a", list(range(30)), 2))
+    engine.step()
+    engine.step()
+    engine.scheduler.preempt(engine.scheduler.running[0])
+    answer = run_to_end(engine)["a"]
+    assert answer.last is not None
+    assert answer.last.prompt == PromptUsage(30, 0, 30)
