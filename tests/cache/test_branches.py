@@ -181,6 +181,29 @@ def test_releasing_keeps_what_an_unnamed_run_left() -> None:
     simulated.check()
 
 
+def test_what_an_unnamed_run_left_is_kept_where_it_was_merged_into() -> None:
+    simulated = cache()
+    unnamed, named = run(simulated, words(6)), run(simulated, words(6), "chat")
+    assert simulated.forward(named, words(7))
+    simulated.manager.close(named)
+    simulated.manager.close(unnamed)
+    simulated.manager.release("ann", "chat")
+    assert simulated.manager.usage.tokens_resident == 6
+    simulated.check()
+
+
+def test_a_fork_counts_as_a_use() -> None:
+    simulated = cache(blocks=4)
+    simulated.turn("ann", words(8), "old")
+    simulated.turn("ann", words(8, 20), "new")
+    simulated.manager.fork("ann", "old", "fork")
+    table = simulated.open("other", [0])
+    assert simulated.manager.reserve(table, 8)
+    simulated.check()
+    assert simulated.branch_tokens("ann", "new") == []
+    assert simulated.branch_tokens("ann", "old") == words(8)
+
+
 def test_a_branch_released_while_it_runs_leaves_nothing() -> None:
     simulated = cache()
     simulated.turn("ann", words(6), "chat")

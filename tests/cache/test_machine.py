@@ -72,7 +72,7 @@ class CacheMachine(RuleBasedStateMachine):
         reusable = min(self.cache.longest_resident(tenant, prompt), len(prompt) - 1)
         table = self.cache.open(tenant, prompt, name)
         size = self.manager.block_size
-        assert table.reused == table.kv_len
+        assert table.reused == table.kv_len <= reusable
         if table.reused < reusable:
             missing = -(-len(prompt) // size) - len(table.path)
             assert self.manager.available <= missing, "there was room for a copy"

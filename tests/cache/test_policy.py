@@ -62,6 +62,16 @@ def test_what_was_withdrawn_does_not_go() -> None:
         idle.pop()
 
 
+def test_leaves_of_equal_rank_go_in_the_order_in_which_they_were_offered() -> None:
+    one, two, three = leaves_used_at(5, 5, 5)
+    idle = IdleLeaves(LeastRecentlyUsed())
+    for leaf in (one, two, three):
+        idle.offer(leaf)
+    idle.withdraw(one)
+    idle.offer(one)
+    assert [idle.pop() for _ in range(3)] == [two, three, one]
+
+
 def test_leaves_that_come_and_go_leave_nothing_behind() -> None:
     nodes = leaves_used_at(*range(10))
     idle = IdleLeaves(LeastRecentlyUsed())
@@ -74,4 +84,4 @@ def test_leaves_that_come_and_go_leave_nothing_behind() -> None:
         assert len(idle._heap) <= 2 * len(idle) + 64 + 1
     while idle:
         idle.pop()
-    assert not idle._ranks
+    assert not idle._offers

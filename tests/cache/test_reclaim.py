@@ -45,13 +45,13 @@ def test_a_context_is_given_up_from_its_end() -> None:
 
 
 def test_the_conversation_used_longest_ago_goes_first_and_as_a_whole() -> None:
-    simulated = cache(blocks=6)
+    simulated = cache(blocks=7)
     simulated.turn("ann", words(8), "one")
     simulated.turn("ann", words(8, 20), "two")
     simulated.turn("ann", words(8, 40), "three")
-    simulated.turn("ann", [*words(8)[:7], 7], "one")
+    simulated.turn("ann", words(9), "one")
     need(simulated, 3)
-    assert (length(simulated, "one"), length(simulated, "two"), length(simulated, "three")) == (8, 0, 4)
+    assert (length(simulated, "one"), length(simulated, "two"), length(simulated, "three")) == (9, 0, 4)
 
 
 def test_what_has_no_name_goes_first() -> None:
