@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.config import Settings
+from kernels.conflict import KernelsConflict, ensure_no_conflict
 
 MIN_PYTHON = (3, 11)
 CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16", "amx_int8")
@@ -93,13 +94,10 @@ async def cpu(settings: Settings) -> tuple[Verdict, str]:
 
 
 async def kernels_package(settings: Settings) -> tuple[Verdict, str]:
-    """transformers looks for a package named like our own room; having both breaks one of them."""
-    version = _version("kernels")
-    if version is not None:
-        return (
-            Verdict.BROKEN,
-            f"kernels {version} is installed and hides our room of that name: pip uninstall kernels",
-        )
+    try:
+        ensure_no_conflict()
+    except KernelsConflict as exc:
+        return Verdict.BROKEN, str(exc)
     return Verdict.GOOD, "no other package of that name"
 
 

@@ -76,13 +76,7 @@ def _flag(name: str) -> Any:
     if field.annotation is bool:
         declarations = [f"{flag}/--no-{flag[2:]}"]
     group = next((title for title, members in GROUPS.items() if name in members), MODEL_GROUP)
-    default = (
-        "" if field.default in (None, (), False) or field.default_factory else f" [default: {field.default}]"
-    )
-    return typer.Option(
-        None,
-        *declarations,
-        help=(field.description or "") + default,
-        rich_help_panel=group,
-        show_default=False,
-    )
+    help = field.description or ""
+    if field.default_factory is None and field.default not in (None, (), False):
+        help += f" (default: {field.default})"
+    return typer.Option(None, *declarations, help=help, rich_help_panel=group, show_default=False)

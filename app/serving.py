@@ -12,10 +12,11 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from app import logs
 from app.assembly import assemble
 from app.backend import Backend
-from app.config import Settings
+from app.config import Settings, SettingsError
 from app.main import create_app
 from app.metrics import Metrics
 from app.server import listen, run
+from kernels.conflict import KernelsConflict, ensure_no_conflict
 
 log = structlog.get_logger()
 
@@ -65,7 +66,11 @@ class LoadingDisplay:
 
 
 def serve_until_stopped(settings: Settings) -> int:
-    """Returns the exit status. Raises `SettingsError` when the address cannot be listened on."""
+    """Returns the exit status. Raises `SettingsError` when there is no use in starting."""
+    try:
+        ensure_no_conflict()
+    except KernelsConflict as exc:
+        raise SettingsError(str(exc)) from None
     logs.configure(settings.log_level, settings.log_format)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     listener = listen(settings.host, settings.port)

@@ -128,6 +128,7 @@ def test_a_client_that_stops_reading_is_closed_and_delays_nobody(
             b"GET /v1/responses HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
             b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
         )
+        assert b" 101 " in stuck.recv(100)
         # Each of these is answered with several copies of the long instructions.
         attach = json.dumps({"type": "response.attach", "response_id": large.id}).encode()
         stuck.sendall((bytes([0x81, 0x80 | len(attach)]) + bytes(4) + attach) * 60)
