@@ -35,9 +35,7 @@ log = structlog.get_logger()
 MAX_VIEWERS = 64
 """Responses one connection may watch by `response.attach` at the same time."""
 
-GOING_AWAY = 1001
 POLICY_VIOLATION = 1008
-INTERNAL_ERROR = 1011
 SERVICE_RESTART = 1012
 SLOW_CONSUMER = 4008
 
