@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from sessions.api import Event
 from sessions.response import Response
@@ -39,7 +39,7 @@ class LiveTurn:
         """Whether it may be named by this owner over this connection."""
         return self.owner == owner and self.scope in (None, scope)
 
-    async def events(self, starting_after: int = -1) -> AsyncIterator[Event]:
+    async def events(self, starting_after: int = -1) -> AsyncGenerator[Event, None]:
         """Every event numbered above `starting_after`: first those there are, then each as it comes.
 
         A viewer that is behind gets all the text that waits for it as one delta with the newest number.

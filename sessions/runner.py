@@ -230,9 +230,8 @@ class TurnRunner:
                     usage=usage(outcome.prompt, outcome.generated),
                     error=_error_of(exc),
                 )
-            # Whoever reads the terminal event may go on at once: its place is free, its turn can be named.
-            if place is not None:
-                place.leave()
+            # Whoever reads the terminal event may go on at once: the turn can be named by now, and its place
+            # is free before any reader runs.
             writer.emit()
         finally:
             if place is not None:

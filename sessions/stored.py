@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from sessions.api import Event, SessionError
@@ -34,7 +34,7 @@ class StoredTurn:
     def in_progress(self) -> bool:
         return self._record.in_progress
 
-    async def events(self, starting_after: int = -1) -> AsyncIterator[Event]:
+    async def events(self, starting_after: int = -1) -> AsyncGenerator[Event, None]:
         """Every event numbered above `starting_after`.
 
         When the log of a finished turn is gone its events are told again from the response, from the start to

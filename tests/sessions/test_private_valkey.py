@@ -128,7 +128,7 @@ async def test_a_server_left_behind_by_a_killed_guard_is_ended_first(tmp_path: P
 
 async def test_sessions_run_on_it(tmp_path: Path) -> None:
     valkey = PrivateValkey(tmp_path)
-    names = []
+    names: list[str] = []
     for _ in range(2):
         await valkey.start()
         sessions_ = Sessions(ScriptedEngine(), toy_tokenizer(), RedisStore(valkey.url, exclusive=True))

@@ -121,6 +121,21 @@ async def test_a_finished_turn_is_told_again_when_its_log_is_gone(
     assert await watch(stored, events[-1]["sequence_number"]) == []
 
 
+async def test_a_log_that_lacks_its_end_is_not_taken_for_the_whole(
+    new_sessions: NewSessions, new_store: NewStore, valkey_url: str
+) -> None:
+    old = await new_sessions()
+    turn = await old.begin(spec())
+    events = merged(await watch(turn))
+    await until(lambda: old.running == 0)
+    async with Redis.from_url(valkey_url) as redis:
+        key = f"{new_store()._prefix}log:{turn.response_id}"
+        [entry] = await redis.xrevrange(key, count=1) or []
+        await redis.xdel(key, entry[0] or b"")
+    new = await new_sessions(ScriptedEngine())
+    assert (await watch(await new.attach("ann", turn.response_id)))[-1] == events[-1]
+
+
 def events_after(events: list[dict[str, Any]], number: int) -> list[dict[str, Any]]:
     rest = []
     for event in events:

@@ -341,6 +341,7 @@ async def test_what_nobody_else_can_see_ends_with_its_last_viewer(
     staying = asyncio.create_task(watch(turn))
     await asyncio.sleep(0)
     await leave(turn)
+    await asyncio.sleep(0.01)
     assert engine.running
     staying.cancel()
     with contextlib.suppress(asyncio.CancelledError):
