@@ -25,7 +25,7 @@ from engine.config import ConfigError, EngineConfig
 PREFIX = "PAGETURNER_"
 CONFIG_VARIABLE = PREFIX + "CONFIG"
 SECRET_SETTINGS = ("api_key", "redis_url")
-OTHER_ROOMS_VARIABLES = frozenset({"PAGETURNER_CACHE", "PAGETURNER_ISA"})
+OTHER_ROOMS_VARIABLES = frozenset({"PAGETURNER_CACHE", "PAGETURNER_NATIVE_ISA"})
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 MIB = 1024 * 1024
