@@ -1,7 +1,7 @@
 """The CPU back end: C++ compiled on this machine, running on torch's own threads.
 
-`available()` compiles and loads it at the first call. Everything here takes CPU tensors of float32 or bfloat16,
-sums in float32, and writes into tensors that the caller gives; nothing else is allocated.
+`available()` compiles and loads it at the first call. Everything here takes CPU tensors of float32 or
+bfloat16, sums in float32, and writes into tensors that the caller gives; nothing else is allocated.
 
 Attention of a sequence gives the same bits whatever else is in the batch and however many threads there are.
 """
@@ -60,7 +60,7 @@ _last_batch: tuple[PagedBatch | None, tuple[int, int, int, int, int]] = (None, (
 
 
 def available() -> bool:
-    """Whether the library is there. The first call compiles it if need be (seconds), and warns if it can't be had.
+    """Whether the library is there. The first call compiles it if need be (seconds) and warns if that fails.
 
     Raises ValueError when PAGETURNER_NATIVE_ISA names an instruction set that this CPU doesn't run.
     """
@@ -153,9 +153,9 @@ def rms_norm(
 ) -> torch.Tensor:
     """out = weight * (x / sqrt(mean(x^2) + eps)), over the last dimension; returns out.
 
-    x, out: [tokens, width], out may be x; weight: [width]. With residual [tokens, width]: residual += x first, in
-    place, and the sum is normalised. Rounds where transformers' Llama RMSNorm does, so only the order of the sum
-    in the mean differs. Raises ValueError naming the argument that doesn't fit.
+    x, out: [tokens, width], out may be x; weight: [width]. With residual [tokens, width]: residual += x
+    first, in place, and the sum is normalised. Rounds where transformers' Llama RMSNorm does; only the
+    order of the mean's sum differs. Raises ValueError naming the argument that doesn't fit.
     """
     tokens, width = _check_matrix("x", x)
     _check_like("out", out, x)
@@ -199,8 +199,8 @@ def rope_write_kv(
     out_q:          [tokens, q_heads, head_dim], dense but for the first dimension
     q_norm, k_norm: [head_dim] or None: RMSNorm of each head before the rotation (Qwen3), with eps
 
-    Without norms the bits are those of transformers' `apply_rotary_pos_emb`, in both dtypes. Raises ValueError
-    naming the argument that doesn't fit.
+    Without norms the bits are those of transformers' `apply_rotary_pos_emb`, in both dtypes.
+    Raises ValueError naming the argument that doesn't fit.
     """
     tokens, width = _check_matrix("qkv", qkv)
     kv_heads, head_dim = kv.size(3), kv.size(4)
@@ -255,7 +255,7 @@ def rope_write_kv(
 def silu_mul(gate_up: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     """out = silu(gate) * up; returns out. gate_up: [tokens, 2 * inner], gate first; out: [tokens, inner].
 
-    silu is rounded to the dtype before the product, as the unfused code does it; in float32 a few ulp from it.
+    silu is rounded to the dtype before the product, as the unfused code does it; in float32 within 4 ulp.
     Raises ValueError naming the argument that doesn't fit.
     """
     tokens, width = _check_matrix("gate_up", gate_up)

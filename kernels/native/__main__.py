@@ -10,10 +10,9 @@ from kernels import native
 def main() -> int:
     if not native.available():
         return 1
-    features = native.features()
-    print(
-        f"{features.isa} of {', '.join(features.runnable)}; torch's threads: {features.openmp}; {features.path}"
-    )
+    found = native.features()
+    isas = ", ".join(found.runnable)
+    print(f"{found.isa} (of {isas}), on torch's threads: {found.openmp}, {found.path}")
     return 0
 
 

@@ -1,8 +1,9 @@
 // Attention of one task, for one instruction set (see tile.h for the arithmetic of a tile).
 //
-// Online softmax over tiles of kTile tokens (Milakov and Gimelshein, "Online normalizer calculation for softmax"),
+// Online softmax over tiles of tokens (Milakov and Gimelshein, "Online normalizer calculation for softmax"),
 // tiled like FlashAttention (Dao et al.). How a row's context is cut into splits and tiles depends on its own
-// sequence only, so its result is the same to the bit whatever else is in the batch and however many threads run.
+// sequence only, so its result is the same to the bit whatever else is in the batch and however many threads
+// run.
 #include "tile.h"
 
 #ifndef PAGETURNER_ISA
@@ -37,15 +38,17 @@ struct PoolReader {
   const int32_t* table;
   int head_dim;
   Elem* zeros;   // head_dim of them
-  Elem* copies;  // [kTile, head_dim]: groups of tokens that don't lie together
+  Elem* copies;  // [tile, head_dim]: groups of tokens that don't lie together
+  int tile;      // tokens
   bool groups_lie_together;
 
-  PoolReader(const AttentionCall& call, int seq, Scratch& scratch)
+  PoolReader(const AttentionCall& call, int seq, int tile_tokens, Scratch& scratch)
       : pool(call.pool),
         table(call.batch.block_tables + seq * call.batch.table_stride),
         head_dim(static_cast<int>(call.head_dim)),
         zeros(scratch.take<Elem>(head_dim)),
-        copies(scratch.take<Elem>(kTile * head_dim)),
+        copies(scratch.take<Elem>(tile_tokens * head_dim)),
+        tile(tile_tokens),
         groups_lie_together(pool.block_size % kGroup == 0) {
     __builtin_memset(zeros, 0, head_dim * sizeof(Elem));
   }
@@ -63,17 +66,17 @@ struct PoolReader {
   };
   INLINE Place place(int t, int end) const {
     Place place;
-    place.tokens = smaller(kTile, end - t);
+    place.tokens = smaller(tile, end - t);
     for (int g = 0; g * kGroup < place.tokens; ++g) place.group[g] = token(t + g * kGroup);
     return place;
   }
 
-  // The keys or values (half 0 or 1) of one head: the tile's tokens, then zeros. Never touches a slot behind the last
-  // token: it may hold anything.
+  // The keys or values (half 0 or 1) of one head: the tile's tokens, then zeros up to a multiple of 2W. Never
+  // touches a slot behind the last token: it may hold anything.
   INLINE Rows rows(const Place& place, int t, int half, int head) const {
     Rows rows;
     const int64_t offset = half * pool.half_stride + head * pool.head_stride;
-    for (int g = 0; g < kGroups; ++g) {
+    for (int g = 0; g * kGroup < round_up(place.tokens, 2 * W); ++g) {
       const int first = g * kGroup, here = smaller(place.tokens - first, kGroup);
       if (here == kGroup && groups_lie_together) {
         rows.base[g] = reinterpret_cast<const char*>(place.group[g] + offset);
@@ -94,12 +97,15 @@ struct PoolReader {
     return rows;
   }
 
-  INLINE void prefetch(const Place& place, int half, int head) const {
+  // Asks for every second group of tokens, beginning with `part`. All of them at once would fill the queues
+  // to memory and hold up the loads that are needed now.
+  INLINE void prefetch(const Place& place, int half, int head, int part) const {
     const int64_t offset = half * pool.half_stride + head * pool.head_stride;
-    for (int g = 0; g * kGroup < place.tokens; ++g) {
+    for (int g = part; g * kGroup < place.tokens; g += 2) {
       for (int j = 0; j < kGroup; ++j) {
         const char* row = reinterpret_cast<const char*>(place.group[g] + offset + j * pool.token_stride);
-        for (int byte = 0; byte < head_dim * static_cast<int>(sizeof(Elem)); byte += 64) __builtin_prefetch(row + byte);
+        for (int byte = 0; byte < head_dim * static_cast<int>(sizeof(Elem)); byte += 64)
+          __builtin_prefetch(row + byte);
       }
     }
   }
@@ -146,16 +152,17 @@ void attend_thin(const AttentionCall& call, const Task& task, float* partial, ch
   Scratch scratch{scratch_memory};
   const int head_dim = static_cast<int>(call.head_dim), rows = task.rows, all_rows = task.heads * rows;
   const RowMap map(call, task.seq);
-  const PoolReader<Elem> pool(call, task.seq, scratch);
+  const PoolReader<Elem> pool(call, task.seq, kThinTile, scratch);
   const int query_bytes = head_dim * (Kind::kPerWord == 2 ? 2 : 4);
   char* queries = scratch.take<char>(static_cast<int64_t>(all_rows) * query_bytes);
-  float* scores = scratch.take<float>(kThinRows * kTile);
-  typename Kind::Prob* probs = scratch.take<typename Kind::Prob>(kThinRows * kTile);
+  float* scores = scratch.take<float>(kThinRows * kThinTile);
+  typename Kind::Prob* probs = scratch.take<typename Kind::Prob>(kThinRows * kThinTile);
   const float scale = static_cast<float>(call.scale) * kLog2E;
   float decay[kThinRows];
   // With splits the sums grow where the merge will look for them.
-  const Partial state(partial ? partial : scratch.take<float>(static_cast<int64_t>(all_rows) * (head_dim + 2)), all_rows,
-                      head_dim);
+  const Partial state(
+      partial ? partial : scratch.take<float>(static_cast<int64_t>(all_rows) * (head_dim + 2)), all_rows,
+      head_dim);
 
   for (int i = 0; i < all_rows; ++i) {
     prepare_thin_query<Kind>(map.query<Elem>(task.head + i / rows, task.row + i % rows), head_dim,
@@ -165,28 +172,31 @@ void attend_thin(const AttentionCall& call, const Task& task, float* partial, ch
   __builtin_memset(state.sums, 0, sizeof(float) * all_rows * head_dim);
 
   auto next = pool.place(task.kv_begin, task.kv_end);
-  for (int t = task.kv_begin; t < task.kv_end; t += kTile) {
+  for (int t = task.kv_begin; t < task.kv_end; t += kThinTile) {
     const auto here = next;
-    next = pool.place(t + kTile, task.kv_end);
+    next = pool.place(t + kThinTile, task.kv_end);
     const int cols = round_up(here.tokens, 2 * W), groups = round_up(here.tokens, kGroup) / kGroup;
     for (int h = 0; h < task.heads; ++h) {
       const int first = h * rows;
       const Rows keys = pool.rows(here, t, 0, task.head + h);
+      pool.prefetch(next, 0, task.head + h, 0);
       thin_scores<Kind>(queries + first * query_bytes, query_bytes, keys, cols, head_dim, scores, rows);
-      pool.prefetch(next, 0, task.head + h);
+      pool.prefetch(next, 0, task.head + h, 1);
       for (int r = 0; r < rows; ++r) {
-        softmax_row(scores + r * kTile, probs + r * kTile, cols, map.position(task.row + r) + 1 - t, scale,
-                    state.tops[first + r], state.totals[first + r], decay[r]);
+        softmax_row(scores + r * kThinTile, probs + r * kThinTile, cols, map.position(task.row + r) + 1 - t,
+                    scale, state.tops[first + r], state.totals[first + r], decay[r]);
       }
       const Rows values = pool.rows(here, t, 1, task.head + h);
-      pool.prefetch(next, 1, task.head + h);
-      thin_values<Kind>(probs, values, groups, head_dim, state.sums + static_cast<int64_t>(first) * head_dim, decay, rows);
+      pool.prefetch(next, 1, task.head + h, 0);
+      thin_values<Kind>(probs, values, groups, head_dim, state.sums + static_cast<int64_t>(first) * head_dim,
+                        decay, rows);
+      pool.prefetch(next, 1, task.head + h, 1);
     }
   }
   if (partial) return;
   for (int i = 0; i < all_rows; ++i) {
-    write_row(map.out<Elem>(task.head + i / rows, task.row + i % rows), state.sums + static_cast<int64_t>(i) * head_dim,
-              head_dim, 1.0f / state.totals[i]);
+    write_row(map.out<Elem>(task.head + i / rows, task.row + i % rows),
+              state.sums + static_cast<int64_t>(i) * head_dim, head_dim, 1.0f / state.totals[i]);
   }
 }
 
@@ -195,14 +205,15 @@ void attend_wide(const AttentionCall& call, const Task& task, float* partial, ch
   typedef typename Kind::Elem Elem;
   Scratch scratch{scratch_memory};
   const int head_dim = static_cast<int>(call.head_dim), words = head_dim / Kind::kPerWord;
+  const int tile = wide_tile(words * 4);
   const int rows = task.rows, padded_rows = round_up(rows, kRowStep);
   const RowMap map(call, task.seq);
-  const PoolReader<Elem> pool(call, task.seq, scratch);
+  const PoolReader<Elem> pool(call, task.seq, tile, scratch);
   uint32_t* query_words = scratch.take<uint32_t>(padded_rows * words);
-  uint32_t* keys = scratch.take<uint32_t>(words * kTile);
-  uint32_t* values = scratch.take<uint32_t>(kTile / Kind::kPerWord * head_dim);
-  float* scores = scratch.take<float>(padded_rows * kTile);
-  typename Kind::Prob* probs = scratch.take<typename Kind::Prob>(padded_rows * kTile);
+  uint32_t* keys = scratch.take<uint32_t>(words * tile);
+  uint32_t* values = scratch.take<uint32_t>(tile / Kind::kPerWord * head_dim);
+  float* scores = scratch.take<float>(padded_rows * tile);
+  typename Kind::Prob* probs = scratch.take<typename Kind::Prob>(padded_rows * tile);
   float* sums = scratch.take<float>(padded_rows * head_dim);
   const float scale = static_cast<float>(call.scale) * kLog2E;
   float* decay = scratch.take<float>(padded_rows);
@@ -210,7 +221,7 @@ void attend_wide(const AttentionCall& call, const Task& task, float* partial, ch
   float* totals = scratch.take<float>(padded_rows);
 
   __builtin_memset(query_words, 0, sizeof(uint32_t) * padded_rows * words);
-  __builtin_memset(probs, 0, sizeof(*probs) * padded_rows * kTile);
+  __builtin_memset(probs, 0, sizeof(*probs) * padded_rows * tile);
   __builtin_memset(sums, 0, sizeof(float) * padded_rows * head_dim);
   for (int r = 0; r < padded_rows; ++r) tops[r] = kNothingSeen, totals[r] = 0.0f, decay[r] = 1.0f;
   for (int r = 0; r < rows; ++r) {
@@ -222,17 +233,17 @@ void attend_wide(const AttentionCall& call, const Task& task, float* partial, ch
     }
   }
 
-  for (int t = task.kv_begin; t < task.kv_end; t += kTile) {
+  for (int t = task.kv_begin; t < task.kv_end; t += tile) {
     const auto place = pool.place(t, task.kv_end);
     const int cols = round_up(place.tokens, 2 * W);
-    pack_keys<Kind>(pool.rows(place, t, 0, task.head), cols, head_dim, keys);
-    multiply<Kind>(query_words, words, keys, kTile, words, scores, kTile, padded_rows, cols, nullptr);
+    pack_keys<Kind>(pool.rows(place, t, 0, task.head), cols, head_dim, keys, tile);
+    multiply<Kind>(query_words, words, keys, tile, words, scores, tile, padded_rows, cols, nullptr);
     for (int r = 0; r < rows; ++r) {
-      softmax_row(scores + r * kTile, probs + r * kTile, cols, map.position(task.row + r) + 1 - t, scale,
+      softmax_row(scores + r * tile, probs + r * tile, cols, map.position(task.row + r) + 1 - t, scale,
                   tops[r], totals[r], decay[r]);
     }
     pack_values<Kind>(pool.rows(place, t, 1, task.head), cols, head_dim, values);
-    multiply<Kind>(reinterpret_cast<const uint32_t*>(probs), kTile / Kind::kPerWord, values, head_dim,
+    multiply<Kind>(reinterpret_cast<const uint32_t*>(probs), tile / Kind::kPerWord, values, head_dim,
                    cols / Kind::kPerWord, sums, head_dim, padded_rows, head_dim, decay);
   }
 
@@ -272,7 +283,8 @@ void merge(const AttentionCall& call, const Task& task, const Unit& unit) {
         store(sums + d, older + load(more + d) * factor);
       }
     }
-    write_row(map.out<Elem>(task.head + i / task.rows, task.row + i % task.rows), sums, head_dim, 1.0f / total);
+    write_row(map.out<Elem>(task.head + i / task.rows, task.row + i % task.rows), sums, head_dim,
+              1.0f / total);
   }
 }
 

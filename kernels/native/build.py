@@ -1,8 +1,8 @@
 """Compiles the C++ beside this file, once a machine, with the machine's own compiler.
 
-The library holds every instruction set the compiler can produce for this processor family; which one runs is
-decided when it is loaded. So a cache folder may be shared by different machines, or be filled while an image is
-built (`python -m kernels.native`) and used where there is no compiler.
+The library holds every instruction set the compiler can produce for this processor family; which one runs
+is decided when it is loaded. So a cache folder may be shared by different machines, or be filled while an
+image is built (`python -m kernels.native`) and used where there is no compiler.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-// What passes between the planner, the runtime and the kernels of each instruction set. Strides count elements.
+// What passes between the planner, the runtime and the kernels of each instruction set. Strides count
+// elements.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
 
 enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kDTypes = 2 };
 
-// The *Call records are packed by Python (kernels/native/__init__.py: the same fields in the same order), hence only
-// fields of eight bytes.
+// The *Call records are packed by Python (kernels/native/__init__.py: the same fields in the same order),
+// hence only fields of eight bytes.
 
 // PagedBatch of kernels/attention.py.
 struct Batch {
@@ -36,14 +37,21 @@ struct AttentionCall {
   double scale;
 };
 
-// A sequence's query tokens times the query heads of one KV head are that head's rows: row = token * group + head.
-// So many rows or fewer take the thin kernel, which reads keys and values where they lie; more take the wide one,
-// which packs them for a matrix product.
+// A sequence's query tokens times the query heads of one KV head are that head's rows: row = token * group +
+// head. So many rows or fewer take the thin kernel, which reads keys and values where they lie; more take the
+// wide one, which packs them for a matrix product.
 constexpr int kThinRows = 8;
 // Rows of one wide task: enough to pay for the packing, few enough for the second-level cache.
 constexpr int kWideRows = 96;
-// KV tokens looked at together.
-constexpr int kTile = 64;
+// KV tokens looked at together. Thin: few, because while they are worked on the next ones are asked for, and
+// these must stay in the first-level cache until then.
+constexpr int kThinTile = 32;
+// Wide: as many as have packed keys of 32 KiB. More tokens at a time means fewer passes over the sums.
+constexpr int kMostWideTile = 256;
+static inline int wide_tile(int64_t packed_bytes_per_token) {
+  const int64_t tokens = (32 << 10) / packed_bytes_per_token / 64 * 64;
+  return tokens < 64 ? 64 : tokens > kMostWideTile ? kMostWideTile : static_cast<int>(tokens);
+}
 
 // Rows [row, row + rows) of `heads` KV heads of one sequence against KV tokens [kv_begin, kv_end).
 struct Task {
@@ -54,7 +62,8 @@ struct Task {
   int32_t unit, split;
 };
 
-// All tasks over the same rows: `splits` stretches of the same context. The last to finish merges them in order.
+// All tasks over the same rows: `splits` stretches of the same context. The last to finish merges them in
+// order.
 struct Unit {
   int32_t splits;
   int32_t unfinished;
@@ -70,10 +79,10 @@ struct NormCall {
 
 struct RopeCall {
   Pool pool;
-  const void* qkv;  // [tokens, (q_heads + 2 * kv_heads) * head_dim]
+  const void* qkv;        // [tokens, (q_heads + 2 * kv_heads) * head_dim]
   const void *cos, *sin;  // [tokens, head_dim]
   const int64_t* slots;
-  void* out_q;  // [tokens, q_heads, head_dim]
+  void* out_q;                      // [tokens, q_heads, head_dim]
   const void *q_weight, *k_weight;  // [head_dim] or null: RMSNorm of each head before the rotation
   int64_t qkv_stride, cos_stride, sin_stride, out_stride;
   int64_t tokens, q_heads, head_dim;

@@ -1,7 +1,8 @@
 // The element-wise parts of a decoder layer, for one instruction set.
 //
-// Compiled with -ffp-contract=off, and every intermediate is rounded where the unfused torch code rounds it: the same
-// operations in the same order give the same bits, save for the order of a mean's sum and the last place of exp.
+// Compiled with -ffp-contract=off, and every intermediate is rounded where the unfused torch code rounds it:
+// the same operations in the same order give the same bits, save for the order of a mean's sum and the last
+// place of exp.
 #include "call.h"
 #include "simd.h"
 
@@ -67,7 +68,8 @@ void norm(const NormCall& call, int64_t begin, int64_t end) {
 
 // One head: x cos + rotate_half(x) sin, normalised before when there is a weight. head_dim: a multiple of 2W.
 template <class T>
-INLINE void rotate(const T* x, const T* cos, const T* sin, const T* weight, float eps, int64_t head_dim, T* out) {
+INLINE void rotate(const T* x, const T* cos, const T* sin, const T* weight, float eps, int64_t head_dim,
+                   T* out) {
   const int64_t half = head_dim / 2;
   const float factor = weight ? inverse_rms(x, head_dim, eps) : 1.0f;
   for (int64_t d = 0; d < half; d += W) {
@@ -77,7 +79,8 @@ INLINE void rotate(const T* x, const T* cos, const T* sin, const T* weight, floa
       b = rounded_as(T(), normed<T>(b, factor, load(weight + half + d)));
     }
     const vf a_cos = rounded_as(T(), a * load(cos + d)), b_sin = rounded_as(T(), -b * load(sin + d));
-    const vf b_cos = rounded_as(T(), b * load(cos + half + d)), a_sin = rounded_as(T(), a * load(sin + half + d));
+    const vf b_cos = rounded_as(T(), b * load(cos + half + d)),
+             a_sin = rounded_as(T(), a * load(sin + half + d));
     store(out + d, a_cos + b_sin);
     store(out + half + d, b_cos + a_sin);
   }

@@ -4,7 +4,8 @@
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-// ---- instruction sets --------------------------------------------------------------------------------------------
+// ---- instruction sets
+// --------------------------------------------------------------------------------------------
 
 // The build lists what the compiler managed: -DPAGETURNER_ISAS="X(baseline) X(avx2)".
 #define X(isa)                                          \
@@ -21,13 +22,18 @@ bool cpu_runs(int isa) {
 #if defined(__x86_64__)
   __builtin_cpu_init();  // also asks the operating system whether it saves the registers
   const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+  const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") &&
+                          __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+                          __builtin_cpu_supports("avx512dq");
   switch (isa) {
-    case avx2: return has_avx2;
-    case avx512: return has_avx512;
-    case avx512bf16: return has_avx512 && __builtin_cpu_supports("avx512bf16");
-    default: return isa == baseline;
+    case avx2:
+      return has_avx2;
+    case avx512:
+      return has_avx512;
+    case avx512bf16:
+      return has_avx512 && __builtin_cpu_supports("avx512bf16");
+    default:
+      return isa == baseline;
   }
 #else
   return isa == baseline;
@@ -50,12 +56,12 @@ const Kernels* kernels_for(int64_t head_dim) {
 
 // Finds what this CPU can run. Returns how many instruction sets there are to ask about.
 EXPORT int pageturner_probe() {
-#define X(isa)                                        \
-  if (cpu_runs(isa)) {                                \
-    pageturner_attention_##isa(&all_kernels[isa]);    \
-    pageturner_elementwise_##isa(&all_kernels[isa]);  \
-    all_kernels[isa].name = #isa;                     \
-    chosen = isa;                                     \
+#define X(isa)                                       \
+  if (cpu_runs(isa)) {                               \
+    pageturner_attention_##isa(&all_kernels[isa]);   \
+    pageturner_elementwise_##isa(&all_kernels[isa]); \
+    all_kernels[isa].name = #isa;                    \
+    chosen = isa;                                    \
   }
   PAGETURNER_ISAS
 #undef X
@@ -65,9 +71,12 @@ EXPORT int pageturner_probe() {
 EXPORT const char* pageturner_isa_name(int isa) { return all_kernels[isa].name; }
 EXPORT int pageturner_chosen_isa() { return chosen; }
 EXPORT void pageturner_choose_isa(int isa) { chosen = isa; }
-EXPORT int pageturner_supports(int64_t head_dim) { return head_dim > 0 && head_dim <= 256 && kernels_for(head_dim); }
+EXPORT int pageturner_supports(int64_t head_dim) {
+  return head_dim > 0 && head_dim <= 256 && kernels_for(head_dim);
+}
 
-// ---- planning an attention call ----------------------------------------------------------------------------------
+// ---- planning an attention call
+// ----------------------------------------------------------------------------------
 
 namespace {
 
@@ -76,10 +85,12 @@ int round_up(int a, int b) { return ceil_div(a, b) * b; }
 int larger(int a, int b) { return a > b ? a : b; }
 int smaller(int a, int b) { return a < b ? a : b; }
 
+constexpr int kSplitStep = kMostWideTile;  // whole tiles, for either kernel
+
 // How many KV tokens one split covers. It must follow from the sequence alone: see attention_tiles.cpp.
-int thin_split(int kv_len) { return larger(256, round_up(ceil_div(kv_len, 32), kTile)); }
+int thin_split(int kv_len) { return larger(256, round_up(ceil_div(kv_len, 32), kSplitStep)); }
 int wide_split(int kv_len, int row_tiles) {
-  return larger(512, round_up(static_cast<int>(static_cast<int64_t>(kv_len) * row_tiles / 16), kTile));
+  return larger(512, round_up(static_cast<int>(static_cast<int64_t>(kv_len) * row_tiles / 16), kSplitStep));
 }
 
 struct Plan {
@@ -98,8 +109,15 @@ struct Plan {
     if (unit) {
       unit[units] = Unit{splits, splits, splits > 1 ? partial + partial_floats : nullptr};
       for (int s = 0; s < splits; ++s) {
-        task[tasks + s] = Task{seq,       head, heads, row, rows, s * split, smaller(kv_end, (s + 1) * split),
-                               static_cast<int32_t>(units), s};
+        task[tasks + s] = Task{seq,
+                               head,
+                               heads,
+                               row,
+                               rows,
+                               s * split,
+                               smaller(kv_end, (s + 1) * split),
+                               static_cast<int32_t>(units),
+                               s};
       }
     }
     ++units;
@@ -115,12 +133,14 @@ struct Plan {
     const int group = static_cast<int>(call.group), kv_heads = static_cast<int>(call.pool.kv_heads);
     for (int thin = 0; thin < 2; ++thin) {
       for (int seq = 0; seq < batch.seqs; ++seq) {
-        const int query_len = batch.query_starts[seq + 1] - batch.query_starts[seq], kv_len = batch.kv_lens[seq];
+        const int query_len = batch.query_starts[seq + 1] - batch.query_starts[seq],
+                  kv_len = batch.kv_lens[seq];
         const int rows = query_len * group;
         if (rows == 0 || (rows <= kThinRows) != thin) continue;
         if (thin) {
           for (int head = 0; head < kv_heads; head += heads_per_thin_task) {
-            add_unit(seq, head, smaller(heads_per_thin_task, kv_heads - head), 0, rows, kv_len, thin_split(kv_len));
+            add_unit(seq, head, smaller(heads_per_thin_task, kv_heads - head), 0, rows, kv_len,
+                     thin_split(kv_len));
           }
           continue;
         }
@@ -151,7 +171,8 @@ struct AttentionRun {
 
 void run_tasks(void* run_pointer) {
   AttentionRun* run = static_cast<AttentionRun*>(run_pointer);
-  char* scratch = run->scratch + run->scratch_size * __atomic_fetch_add(&run->next_thread, 1, __ATOMIC_RELAXED);
+  char* scratch =
+      run->scratch + run->scratch_size * __atomic_fetch_add(&run->next_thread, 1, __ATOMIC_RELAXED);
   for (;;) {
     const int64_t i = __atomic_fetch_add(&run->next_task, 1, __ATOMIC_RELAXED);
     if (i >= run->tasks) return;
@@ -159,7 +180,8 @@ void run_tasks(void* run_pointer) {
     Unit& unit = run->unit[task.unit];
     const int64_t floats = static_cast<int64_t>(task.heads) * task.rows * (run->call->head_dim + 2);
     float* partial = unit.partials ? unit.partials + task.split * floats : nullptr;
-    (task.rows > kThinRows ? run->kernels->attend_wide : run->kernels->attend_thin)(*run->call, task, partial, scratch);
+    (task.rows > kThinRows ? run->kernels->attend_wide : run->kernels->attend_thin)(*run->call, task, partial,
+                                                                                    scratch);
     if (partial && __atomic_sub_fetch(&unit.unfinished, 1, __ATOMIC_ACQ_REL) == 0) {
       run->kernels->merge(*run->call, task, unit);
     }
@@ -171,10 +193,11 @@ size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
 // An upper bound of what attend_thin and attend_wide take out of one thread's scratch.
 size_t scratch_bytes(const AttentionCall& call, int heads_per_thin_task) {
   const size_t dim = call.head_dim, thin_rows = static_cast<size_t>(heads_per_thin_task) * kThinRows;
-  const size_t reader = dim * 4 + kTile * dim * 4;
-  const size_t thin = thin_rows * dim * 4 + thin_rows * (dim + 2) * 4 + 2 * kThinRows * kTile * 4;
-  const size_t wide = kWideRows * dim * 4 * 2 + kTile * dim * 4 * 2 + kWideRows * kTile * 4 * 2 + kWideRows * 4 * 3;
-  return aligned(reader + (thin > wide ? thin : wide) + 16 * 64);
+  const size_t tile = wide_tile(2 * call.head_dim);  // the largest: two elements in a word
+  const size_t reader = dim + tile * dim;
+  const size_t thin = thin_rows * (2 * dim + 2) + 2 * kThinRows * kThinTile;
+  const size_t wide = 2 * kWideRows * dim + 2 * tile * dim + 2 * kWideRows * tile + 3 * kWideRows;
+  return aligned(sizeof(float) * (reader + (thin > wide ? thin : wide)) + 16 * 64);
 }
 
 }  // namespace
@@ -195,7 +218,8 @@ EXPORT int pageturner_attention(const AttentionCall* call, int dtype) {
 
   Workspace* workspace = Workspace::take();
   const size_t scratch = scratch_bytes(*call, plan.heads_per_thin_task);
-  const size_t task_bytes = aligned(sizeof(Task) * plan.tasks), unit_bytes = aligned(sizeof(Unit) * plan.units);
+  const size_t task_bytes = aligned(sizeof(Task) * plan.tasks),
+               unit_bytes = aligned(sizeof(Unit) * plan.units);
   const size_t partial_bytes = aligned(sizeof(float) * plan.partial_floats);
   if (!workspace || !workspace->reserve(task_bytes + unit_bytes + partial_bytes + scratch * count)) {
     if (workspace) workspace->give_back();
@@ -205,14 +229,18 @@ EXPORT int pageturner_attention(const AttentionCall* call, int dtype) {
   plan.unit = reinterpret_cast<Unit*>(workspace->memory + task_bytes);
   plan.partial = reinterpret_cast<float*>(workspace->memory + task_bytes + unit_bytes);
   plan.cut();
-  AttentionRun run{call, &kernels->of[dtype], plan.task, plan.unit, plan.tasks,
-                   workspace->memory + task_bytes + unit_bytes + partial_bytes, scratch, 0, 0};
+  AttentionRun run{call,       &kernels->of[dtype],
+                   plan.task,  plan.unit,
+                   plan.tasks, workspace->memory + task_bytes + unit_bytes + partial_bytes,
+                   scratch,    0,
+                   0};
   run_on_threads(count, run_tasks, &run);
   workspace->give_back();
   return 0;
 }
 
-// ---- the rest ----------------------------------------------------------------------------------------------------
+// ---- the rest
+// ----------------------------------------------------------------------------------------------------
 
 EXPORT void pageturner_write_kv(const WriteCall* call, int) {
   parallel_for(
@@ -221,13 +249,15 @@ EXPORT void pageturner_write_kv(const WriteCall* call, int) {
         const WriteCall& write = *static_cast<const WriteCall*>(pointer);
         const Pool& pool = write.pool;
         for (int64_t token = begin; token < end; ++token) {
-          char* slot = static_cast<char*>(pool.data) + write.slots[token] / pool.block_size * pool.block_stride +
+          char* slot = static_cast<char*>(pool.data) +
+                       write.slots[token] / pool.block_size * pool.block_stride +
                        write.slots[token] % pool.block_size * pool.token_stride;
           const char* key = static_cast<const char*>(write.key) + token * write.key_token_stride;
           const char* value = static_cast<const char*>(write.value) + token * write.value_token_stride;
           for (int64_t head = 0; head < pool.kv_heads; ++head, slot += pool.head_stride) {
             __builtin_memcpy(slot, key + head * write.key_head_stride, write.row_bytes);
-            __builtin_memcpy(slot + pool.half_stride, value + head * write.value_head_stride, write.row_bytes);
+            __builtin_memcpy(slot + pool.half_stride, value + head * write.value_head_stride,
+                             write.row_bytes);
           }
         }
       },
@@ -261,7 +291,8 @@ EXPORT void pageturner_rms_norm(const NormCall* call, int dtype) {
 }
 
 EXPORT void pageturner_rope_write_kv(const RopeCall* call, int dtype) {
-  over_tokens(*call, kernels_for(call->head_dim)->of[dtype].rope, 8 * (call->q_heads + 2 * call->pool.kv_heads) * call->head_dim);
+  over_tokens(*call, kernels_for(call->head_dim)->of[dtype].rope,
+              8 * (call->q_heads + 2 * call->pool.kv_heads) * call->head_dim);
 }
 
 EXPORT void pageturner_silu_mul(const SiluCall* call, int dtype) {

@@ -1,4 +1,4 @@
-"""Loads the compiled library: its C functions, its instruction set, and the OpenMP runtime it shall run on."""
+"""Loads the compiled library: its functions, its instruction set, and the OpenMP runtime it shall run on."""
 
 from __future__ import annotations
 

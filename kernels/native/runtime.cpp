@@ -3,8 +3,8 @@
 #include <stdarg.h>
 #include <stdlib.h>
 
-// The OpenMP runtime is not linked: Python hands over the entry points of the one torch has loaded. So there is one
-// thread pool, the library in the cache fits any torch, and compilers without OpenMP will do.
+// The OpenMP runtime is not linked: Python hands over the entry points of the one torch has loaded. So there
+// is one thread pool, the library in the cache fits any torch, and compilers without OpenMP will do.
 namespace {
 
 typedef void (*Outlined)(int32_t* thread, int32_t* bound, void* context);
@@ -18,7 +18,7 @@ struct OpenMP {
   int (*max_threads)();
   int (*in_parallel)();
   void (*gomp_parallel)(void (*)(void*), void*, unsigned threads, unsigned flags);  // GNU, and LLVM on Linux
-  void (*kmpc_fork)(Location*, int32_t count, Outlined, ...);                      // LLVM
+  void (*kmpc_fork)(Location*, int32_t count, Outlined, ...);                       // LLVM
   int32_t (*kmpc_thread)(Location*);
   void (*kmpc_push_threads)(Location*, int32_t thread, int32_t threads);
 } openmp;
@@ -28,7 +28,9 @@ struct Body {
   void* context;
 };
 
-void run_outlined(int32_t*, int32_t*, void* body) { static_cast<Body*>(body)->run(static_cast<Body*>(body)->context); }
+void run_outlined(int32_t*, int32_t*, void* body) {
+  static_cast<Body*>(body)->run(static_cast<Body*>(body)->context);
+}
 
 Workspace* idle_workspace = nullptr;
 
@@ -76,7 +78,8 @@ void run_loop(void* loop_pointer) {
 }  // namespace
 
 int worthwhile_threads(int64_t pieces, int64_t work) {
-  constexpr int64_t kWorthAThread = 32 << 10;  // bytes; waking a thread takes about as long as reading so many
+  constexpr int64_t kWorthAThread =
+      128 << 10;  // bytes: some microseconds, several times what waking a thread costs
   int64_t threads = max_threads();
   if (threads > work / kWorthAThread) threads = work / kWorthAThread;
   if (threads > pieces) threads = pieces;

@@ -1,8 +1,8 @@
 // Vectors of W floats for whichever instruction set this translation unit is compiled for.
 //
-// Everything lives in an anonymous namespace and no standard C++ header is included: the same source is compiled
-// several times with different -m flags, and an inline function with external linkage could be merged by the linker
-// into its AVX-512 copy and then be run by a CPU that has none.
+// Everything lives in an anonymous namespace and no standard C++ header is included: the same source is
+// compiled several times with different -m flags, and an inline function with external linkage could be
+// merged by the linker into its AVX-512 copy and then be run by a CPU that has none.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -61,7 +61,8 @@ INLINE vf vmax(vf a, vf b) {
 INLINE vf vmin(vf a, vf b) { return -vmax(-a, -b); }
 INLINE float larger(float a, float b) { return a > b ? a : b; }
 
-// ---- shuffles of two vectors -------------------------------------------------------------------------------------
+// ---- shuffles of two vectors
+// -------------------------------------------------------------------------------------
 
 #if defined(__clang__) || (defined(__GNUC__) && __GNUC__ >= 12)
 #define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
@@ -91,8 +92,8 @@ INLINE vf odd_lanes(vf a, vf b) { return SHUFFLE(a, b, ODD_LANES); }
 INLINE vf zip_low(vf a, vf b) { return SHUFFLE(a, b, ZIP_LOW); }
 INLINE vf zip_high(vf a, vf b) { return SHUFFLE(a, b, ZIP_HIGH); }
 
-// Neighbouring lanes of the result belong to one row each, W / kRows of them, and add up to the sum of that row's lanes.
-// `rows` is used up.
+// Neighbouring lanes of the result belong to one row each, W / kRows of them, and add up to the sum of that
+// row's lanes. `rows` is used up.
 template <int kRows>
 INLINE vf sum_each(vf (&rows)[kRows]) {
   UNROLL for (int n = kRows; n > 1; n /= 2) {
@@ -131,7 +132,8 @@ INLINE vi lane_numbers() {
   return lanes;
 }
 
-// ---- bfloat16 ----------------------------------------------------------------------------------------------------
+// ---- bfloat16
+// ----------------------------------------------------------------------------------------------------
 
 INLINE float to_float(float x) { return x; }
 INLINE float to_float(bf16 x) {
@@ -149,7 +151,8 @@ INLINE vf load(const bf16* p) {
 INLINE vu round_to_bf16_bits(vf x) {
   const vu bits = as_bits(x);
   const vu rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
-  return reinterpret_cast<vu>(x == x ? reinterpret_cast<vi>(rounded) : reinterpret_cast<vi>(bits | 0x400000u));
+  return reinterpret_cast<vu>(x == x ? reinterpret_cast<vi>(rounded)
+                                     : reinterpret_cast<vi>(bits | 0x400000u));
 }
 
 INLINE void store(bf16* p, vf x) {
@@ -175,9 +178,11 @@ INLINE void store_first(T* p, vf x, int n) {
   for (int i = 0; i < n; ++i) p[i] = lanes[i];
 }
 
-// ---- exponentials ------------------------------------------------------------------------------------------------
+// ---- exponentials
+// ------------------------------------------------------------------------------------------------
 
-constexpr float kRoundingMagic = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest whole number in the low bits
+constexpr float kRoundingMagic =
+    12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest whole number in the low bits
 
 // 2^x for x <= 127, exactly 0 below -126 (and for -infinity). About 2 ulp.
 INLINE vf exp2_of(vf x) {
@@ -199,7 +204,8 @@ INLINE vf exp_of(vf x) {
   x = vmax(vmin(x, splat(88.0f)), splat(-87.0f));
   const vf shifted = x * 1.44269504f + kRoundingMagic;
   const vf n = shifted - kRoundingMagic;
-  const vf r = (x - n * 0.693359375f) + n * 2.12194440e-4f;  // x - n ln(2), with ln(2) in two parts (Cody and Waite)
+  const vf r =
+      (x - n * 0.693359375f) + n * 2.12194440e-4f;  // x - n ln(2), with ln(2) in two parts (Cody and Waite)
   vf y = splat(1.0f / 5040);
   y = y * r + 1.0f / 720;
   y = y * r + 1.0f / 120;

@@ -1,13 +1,14 @@
-// One tile of attention: rows of queries against kTile tokens of keys and values. Included by attention_tiles.cpp.
+// One tile of attention: rows of queries against a few dozen tokens of keys and values, for
+// attention_tiles.cpp.
 #pragma once
 #include "call.h"
 #include "simd.h"
 
 namespace {
 
-// Eight neighbouring tokens lie at base, base + stride, ... (in bytes). A tile is kTile / 8 such groups.
+// Eight neighbouring tokens lie at base, base + stride, ... (in bytes).
 constexpr int kGroup = 8;
-constexpr int kGroups = kTile / kGroup;
+constexpr int kGroups = kMostWideTile / kGroup;
 struct Rows {
   const char* base[kGroups];
   int64_t stride[kGroups];
@@ -80,7 +81,8 @@ struct PairedBf16 {
   static INLINE void value_words(const bf16* row, const bf16* next, vu& low, vu& high) {
     const __m512i a = _mm512_loadu_si512(row), b = _mm512_loadu_si512(next);
     const __m512i lanes = reinterpret_cast<__m512i>(lane_numbers());
-    const __m512i index_low = _mm512_or_si512(lanes, _mm512_slli_epi32(_mm512_add_epi32(lanes, _mm512_set1_epi32(32)), 16));
+    const __m512i index_low =
+        _mm512_or_si512(lanes, _mm512_slli_epi32(_mm512_add_epi32(lanes, _mm512_set1_epi32(32)), 16));
     const __m512i index_high = _mm512_add_epi16(index_low, _mm512_set1_epi16(16));
     low = reinterpret_cast<vu>(_mm512_permutex2var_epi16(a, index_low, b));
     high = reinterpret_cast<vu>(_mm512_permutex2var_epi16(a, index_high, b));
@@ -93,11 +95,12 @@ struct PairedBf16 {
 };
 #endif
 
-// ---- packing: the wide kernel's right-hand matrices --------------------------------------------------------------
+// ---- packing: the wide kernel's right-hand matrices
+// --------------------------------------------------------------
 
-// out[words of head_dim][kTile]: the transposed keys of the first `cols` tokens (a multiple of W).
+// out[words of head_dim][stride]: the transposed keys of the first `cols` tokens (a multiple of W).
 template <class Kind>
-void pack_keys(const Rows& keys, int cols, int head_dim, uint32_t* out) {
+void pack_keys(const Rows& keys, int cols, int head_dim, uint32_t* out, int stride) {
   constexpr int step = W * Kind::kPerWord;
   for (int t = 0; t < cols; t += W) {
     for (int d = 0; d < head_dim; d += step) {
@@ -106,8 +109,8 @@ void pack_keys(const Rows& keys, int cols, int head_dim, uint32_t* out) {
         rows[j] = Kind::load_words(reinterpret_cast<const typename Kind::Elem*>(keys[t + j]) + d);
       }
       transpose(rows);
-      uint32_t* to = out + (d / Kind::kPerWord) * kTile + t;
-      UNROLL for (int j = 0; j < W; ++j) store(to + j * kTile, as_bits(rows[j]));
+      uint32_t* to = out + (d / Kind::kPerWord) * stride + t;
+      UNROLL for (int j = 0; j < W; ++j) store(to + j * stride, as_bits(rows[j]));
     }
   }
 }
@@ -123,7 +126,8 @@ void pack_values(const Rows& values, int cols, int head_dim, uint32_t* out) {
   }
 }
 
-// ---- matrix product ----------------------------------------------------------------------------------------------
+// ---- matrix product
+// ----------------------------------------------------------------------------------------------
 
 #if defined(__AVX512F__)
 constexpr int kRowStep = 6, kVectors = 4;
@@ -131,13 +135,15 @@ constexpr int kRowStep = 6, kVectors = 4;
 constexpr int kRowStep = 6, kVectors = 2;
 #endif
 
-// c[kRowStep, vectors * W] = c * decay[row] + a[kRowStep, depth] b[depth, vectors * W]; decay null: c is overwritten.
+// c[kRowStep, vectors * W] = c * decay[row] + a[kRowStep, depth] b[depth, vectors * W]; decay null: c is
+// overwritten.
 template <class Kind, int kCols>
-INLINE void multiply_step(const uint32_t* a, int a_stride, const uint32_t* b, int b_stride, int depth, float* c,
-                          int c_stride, const float* decay) {
+INLINE void multiply_step(const uint32_t* a, int a_stride, const uint32_t* b, int b_stride, int depth,
+                          float* c, int c_stride, const float* decay) {
   vf acc[kRowStep][kCols];
   UNROLL for (int r = 0; r < kRowStep; ++r) {
-    UNROLL for (int v = 0; v < kCols; ++v) acc[r][v] = decay ? load(c + r * c_stride + v * W) * decay[r] : vf{};
+    UNROLL for (int v = 0; v < kCols; ++v) acc[r][v] =
+        decay ? load(c + r * c_stride + v * W) * decay[r] : vf{};
   }
   for (int k = 0; k < depth; ++k) {
     vu right[kCols];
@@ -154,24 +160,25 @@ INLINE void multiply_step(const uint32_t* a, int a_stride, const uint32_t* b, in
 
 // The same for `rows` rows and `cols` columns; rows a multiple of kRowStep, cols of 2W.
 template <class Kind>
-void multiply(const uint32_t* a, int a_stride, const uint32_t* b, int b_stride, int depth, float* c, int c_stride,
-              int rows, int cols, const float* decay) {
+void multiply(const uint32_t* a, int a_stride, const uint32_t* b, int b_stride, int depth, float* c,
+              int c_stride, int rows, int cols, const float* decay) {
   int col = 0;
   for (; col + kVectors * W <= cols; col += kVectors * W) {
     for (int r = 0; r < rows; r += kRowStep) {
-      multiply_step<Kind, kVectors>(a + r * a_stride, a_stride, b + col, b_stride, depth, c + r * c_stride + col,
-                                    c_stride, decay ? decay + r : nullptr);
+      multiply_step<Kind, kVectors>(a + r * a_stride, a_stride, b + col, b_stride, depth,
+                                    c + r * c_stride + col, c_stride, decay ? decay + r : nullptr);
     }
   }
   for (; col < cols; col += 2 * W) {
     for (int r = 0; r < rows; r += kRowStep) {
-      multiply_step<Kind, 2>(a + r * a_stride, a_stride, b + col, b_stride, depth, c + r * c_stride + col, c_stride,
-                             decay ? decay + r : nullptr);
+      multiply_step<Kind, 2>(a + r * a_stride, a_stride, b + col, b_stride, depth, c + r * c_stride + col,
+                             c_stride, decay ? decay + r : nullptr);
     }
   }
 }
 
-// ---- softmax -----------------------------------------------------------------------------------------------------
+// ---- softmax
+// -----------------------------------------------------------------------------------------------------
 
 // The running softmax of one row: weights are relative to 2^top, `total` is their sum.
 struct Running {
@@ -184,15 +191,15 @@ constexpr float kNothingSeen = -1e30f;
 INLINE void store_probs(float* p, vf a, vf b) { store(p, a), store(p + W, b); }
 #if defined(__AVX512BF16__)
 INLINE void store_probs(bf16* p, vf a, vf b) {
-  _mm512_storeu_si512(
-      p, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(reinterpret_cast<__m512>(b), reinterpret_cast<__m512>(a))));
+  _mm512_storeu_si512(p, reinterpret_cast<__m512i>(
+                             _mm512_cvtne2ps_pbh(reinterpret_cast<__m512>(b), reinterpret_cast<__m512>(a))));
 }
 #endif
 
 // Turns the scores of one row into weights; tokens from `visible` on weigh nothing. cols: a multiple of 2W.
 template <class Prob>
-INLINE void softmax_row(float* scores, Prob* probs, int cols, int visible, float scale, float& top, float& total,
-                        float& decay) {
+INLINE void softmax_row(float* scores, Prob* probs, int cols, int visible, float scale, float& top,
+                        float& total, float& decay) {
   const vi lanes = lane_numbers();
   vf highest = splat(kNothingSeen);
   for (int t = 0; t < cols; t += W) {
@@ -213,21 +220,21 @@ INLINE void softmax_row(float* scores, Prob* probs, int cols, int visible, float
   top = new_top;
 }
 
-// ---- thin: a few rows, keys and values read where they lie -------------------------------------------------------
+// ---- thin: a few rows, keys and values read where they lie
+// -------------------------------------------------------
 
-// scores[kRows, kTile] for `cols` tokens (a multiple of 2W). queries: kRows times head_dim elements as
+// scores[kRows, kThinTile] for `cols` tokens (a multiple of 2W). queries: kRows times head_dim elements as
 // `prepare_thin_query` left them, query_bytes apart. A key is loaded once for all rows.
 template <class Kind, int kRows>
-void thin_scores(const char* queries, int query_bytes, const Rows& keys, int cols, int head_dim, float* scores) {
+void thin_scores(const char* queries, int query_bytes, const Rows& keys, int cols, int head_dim,
+                 float* scores) {
   constexpr int kSums = W < kGroup ? W : kGroup;  // tokens whose sums make a vector, or half of one
   vf older[kRows];
   for (int t = 0; t < cols; t += kSums) {
     const char* base = keys[t];
     const int64_t stride = keys.stride[t / kGroup];
     vf acc[kRows][kSums];
-    UNROLL for (int r = 0; r < kRows; ++r) {
-      UNROLL for (int j = 0; j < kSums; ++j) acc[r][j] = vf{};
-    }
+    UNROLL for (int r = 0; r < kRows; ++r) { UNROLL for (int j = 0; j < kSums; ++j) acc[r][j] = vf{}; }
     for (int d = 0; d < head_dim; d += 2 * W) {
       UNROLL for (int j = 0; j < kSums; ++j) {
         const auto* key = reinterpret_cast<const typename Kind::Elem*>(base + j * stride) + d;
@@ -251,19 +258,19 @@ void thin_scores(const char* queries, int query_bytes, const Rows& keys, int col
     UNROLL for (int r = 0; r < kRows; ++r) {
       const vf sums = sum_each<kSums>(acc[r]);
       if constexpr (kSums == W) {
-        store(scores + r * kTile + t, sums);
+        store(scores + r * kThinTile + t, sums);
       } else if (t % W == 0) {
         older[r] = sums;
       } else {
-        store(scores + r * kTile + t - kSums, even_lanes(older[r], sums) + odd_lanes(older[r], sums));
+        store(scores + r * kThinTile + t - kSums, even_lanes(older[r], sums) + odd_lanes(older[r], sums));
       }
     }
   }
 }
 
 template <class Kind>
-INLINE void thin_scores(const char* queries, int query_bytes, const Rows& keys, int cols, int head_dim, float* scores,
-                        int rows) {
+INLINE void thin_scores(const char* queries, int query_bytes, const Rows& keys, int cols, int head_dim,
+                        float* scores, int rows) {
 #if defined(__AVX512F__)
   constexpr int kMost = 3;  // of 32 registers 24 are sums
 #else
@@ -278,7 +285,7 @@ INLINE void thin_scores(const char* queries, int query_bytes, const Rows& keys, 
     } else {
       thin_scores<Kind, 1>(queries, query_bytes, keys, cols, head_dim, scores);
     }
-    rows -= now, queries += now * query_bytes, scores += now * kTile;
+    rows -= now, queries += now * query_bytes, scores += now * kThinTile;
   }
 }
 
@@ -295,11 +302,11 @@ INLINE void prepare_thin_query(const typename Kind::Elem* from, int head_dim, ch
   }
 }
 
-// Columns [0, kPairs * 2W) of sums[kRows, head_dim] = sums * decay[row] + probs[kRows, tokens] values, over whole
-// groups of tokens.
+// Columns [0, kPairs * 2W) of sums[kRows, head_dim] = sums * decay[row] + probs[kRows, tokens] values, over
+// whole groups of tokens.
 template <class Kind, int kRows, int kPairs>
-INLINE void thin_values_step(const typename Kind::Prob* probs, const Rows& values, int column, int groups, int head_dim,
-                             float* sums, const float* decay) {
+INLINE void thin_values_step(const typename Kind::Prob* probs, const Rows& values, int column, int groups,
+                             int head_dim, float* sums, const float* decay) {
   typedef const typename Kind::Elem* Row;
   vf acc[kRows][2 * kPairs];
   UNROLL for (int r = 0; r < kRows; ++r) {
@@ -315,16 +322,19 @@ INLINE void thin_values_step(const typename Kind::Prob* probs, const Rows& value
       const Row row = reinterpret_cast<Row>(base + j * stride) + column;
       const Row next = reinterpret_cast<Row>(base + (j + Kind::kPerWord - 1) * stride) + column;
       vu right[2 * kPairs];
-      UNROLL for (int v = 0; v < 2 * kPairs; v += 2) Kind::value_words(row + v * W, next + v * W, right[v], right[v + 1]);
+      UNROLL for (int v = 0; v < 2 * kPairs; v += 2)
+          Kind::value_words(row + v * W, next + v * W, right[v], right[v + 1]);
       UNROLL for (int r = 0; r < kRows; ++r) {
         uint32_t word;
-        __builtin_memcpy(&word, probs + r * kTile + g * kGroup + j, 4);
-        UNROLL for (int v = 0; v < 2 * kPairs; ++v) acc[r][v] = Kind::multiply_add(acc[r][v], vu{} + word, right[v]);
+        __builtin_memcpy(&word, probs + r * kThinTile + g * kGroup + j, 4);
+        UNROLL for (int v = 0; v < 2 * kPairs; ++v) acc[r][v] =
+            Kind::multiply_add(acc[r][v], vu{} + word, right[v]);
       }
     }
   }
   UNROLL for (int r = 0; r < kRows; ++r) {
-    UNROLL for (int v = 0; v < 2 * kPairs; v += 2) Kind::join(sums + r * head_dim + v * W, acc[r][v], acc[r][v + 1]);
+    UNROLL for (int v = 0; v < 2 * kPairs; v += 2)
+        Kind::join(sums + r * head_dim + v * W, acc[r][v], acc[r][v + 1]);
   }
 }
 
@@ -343,14 +353,22 @@ void thin_values(const typename Kind::Prob* probs, const Rows& values, int group
 }
 
 template <class Kind>
-INLINE void thin_values(const typename Kind::Prob* probs, const Rows& values, int groups, int head_dim, float* sums,
-                        const float* decay, int rows) {
-  for (; rows > 0; rows -= 4, probs += 4 * kTile, sums += 4 * head_dim, decay += 4) {
+INLINE void thin_values(const typename Kind::Prob* probs, const Rows& values, int groups, int head_dim,
+                        float* sums, const float* decay, int rows) {
+  for (; rows > 0; rows -= 4, probs += 4 * kThinTile, sums += 4 * head_dim, decay += 4) {
     switch (rows) {
-      case 1: thin_values<Kind, 1>(probs, values, groups, head_dim, sums, decay); break;
-      case 2: thin_values<Kind, 2>(probs, values, groups, head_dim, sums, decay); break;
-      case 3: thin_values<Kind, 3>(probs, values, groups, head_dim, sums, decay); break;
-      default: thin_values<Kind, 4>(probs, values, groups, head_dim, sums, decay); break;
+      case 1:
+        thin_values<Kind, 1>(probs, values, groups, head_dim, sums, decay);
+        break;
+      case 2:
+        thin_values<Kind, 2>(probs, values, groups, head_dim, sums, decay);
+        break;
+      case 3:
+        thin_values<Kind, 3>(probs, values, groups, head_dim, sums, decay);
+        break;
+      default:
+        thin_values<Kind, 4>(probs, values, groups, head_dim, sums, decay);
+        break;
     }
   }
 }

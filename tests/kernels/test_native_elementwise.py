@@ -49,7 +49,7 @@ def norm_of(weight: torch.Tensor, eps: float) -> Qwen3RMSNorm:
 def assert_as_good_as_transformers(
     out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> None:
-    """The mean is summed in another order. So float32 is held against float64 (transformers itself is 4 ulp away),
+    """The mean is summed in another order. So float32 is held against float64 (transformers is 4 ulp away),
     and in bfloat16 a normalised value may fall to the other side of a rounding border."""
     if x.dtype is torch.float32:
         wide = x.double()
