@@ -20,6 +20,8 @@ from websockets.sync.connection import Connection
 TERMINAL_EVENTS = frozenset({"response.completed", "response.incomplete", "response.failed", "error"})
 SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
 TICK_SECONDS = 0.2
+# As the page asks: small models lose the thread at the protocol's own default, a temperature of 1.
+SAMPLING = {"temperature": 0.2, "top_p": 0.9}
 HELP = "/new begins a new conversation, /quit ends. Ctrl-C stops an answer."
 
 
@@ -53,7 +55,7 @@ class Chat:
         `stopped` is asked a few times a second; once true, the answer is cancelled and its end awaited.
         Raises `ChatError` for what the server refuses.
         """
-        create: dict[str, Any] = {"type": "response.create", "input": text}
+        create: dict[str, Any] = {"type": "response.create", "input": text, **SAMPLING}
         if self._parent is not None:
             create["previous_response_id"] = self._parent
         if self._instructions is not None:
