@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.config import Settings
+from app.config import Settings, SettingsError
 from kernels.conflict import KernelsConflict, ensure_no_conflict
 
 MIN_PYTHON = (3, 11)
@@ -136,7 +136,10 @@ async def model(settings: Settings) -> tuple[Verdict, str]:
 async def port(settings: Settings) -> tuple[Verdict, str]:
     from app.server import listen
 
-    listen(settings.host, settings.port).close()
+    try:
+        listen(settings.host, settings.port).close()
+    except SettingsError as exc:
+        return Verdict.BROKEN, str(exc)
     return Verdict.GOOD, f"{settings.host} port {settings.port} is free"
 
 

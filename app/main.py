@@ -37,7 +37,8 @@ from app.wire import MSGPACK_SUBPROTOCOL, Codec
 
 log = structlog.get_logger()
 
-QUIET_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
+# Asked for all the time, and telling nothing: probes, and the files of the page, thirty for each visit.
+QUIET_PATHS = ("/healthz", "/readyz", "/metrics", "/static/")
 
 
 def create_app(settings: Settings, backend: Backend, metrics: Metrics | None = None) -> Starlette:
@@ -138,7 +139,7 @@ class RequestLog:
             try:
                 await self._app(scope, receive, watch)
             finally:
-                level = "debug" if scope["path"] in QUIET_PATHS else "info"
+                level = "debug" if scope["path"].startswith(QUIET_PATHS) else "info"
                 getattr(log, level)(
                     "request",
                     method=scope.get("method", "WEBSOCKET"),

@@ -178,6 +178,7 @@ async def test_doctor_names_what_is_broken(tmp_path: Path) -> None:
     broken = {finding.name: finding.details for finding in findings if finding.verdict is Verdict.BROKEN}
     assert set(broken) == {"port", "data folder", "model", "store"}
     assert "hidden" not in str(broken)
+    assert broken["port"].startswith("port: cannot listen on 127.0.0.1")
 
 
 def test_doctor_exits_with_its_verdict(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import structlog
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient, WebSocketDenialResponse
 
@@ -344,3 +345,18 @@ def test_metrics_have_the_names_dashboards_know() -> None:
     assert samples["pageturner:cache_config_info", None] == 1
     assert samples["pageturner:ws_connections", None] == 0
     assert ("pageturner:ws_slow_closes_total", None) in samples
+
+
+def test_what_is_asked_for_all_the_time_is_logged_for_debugging_only(client: TestClient) -> None:
+    with structlog.testing.capture_logs() as lines:
+        for path in ("/healthz", "/readyz", "/metrics", "/static/icon.svg", "/", "/v1/models"):
+            assert client.get(path).status_code == 200
+    levels = {line["path"]: line["log_level"] for line in lines if line["event"] == "request"}
+    assert levels == {
+        "/healthz": "debug",
+        "/readyz": "debug",
+        "/metrics": "debug",
+        "/static/icon.svg": "debug",
+        "/": "info",
+        "/v1/models": "info",
+    }
