@@ -220,8 +220,12 @@ class EngineClient(Protocol):
 
 
 def pack_record(record: Any) -> dict[str, Any]:
-    """A record as a plain dict, for msgpack."""
-    return dataclasses.asdict(record)
+    """A record as a plain dict, for msgpack. Lists stay as they are: a prompt is thousands of ids long."""
+    packed: dict[str, Any] = {}
+    for field_ in dataclasses.fields(record):
+        value = getattr(record, field_.name)
+        packed[field_.name] = pack_record(value) if dataclasses.is_dataclass(value) else value
+    return packed
 
 
 def unpack_request(data: dict[str, Any]) -> GenerateRequest:

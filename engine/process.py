@@ -91,6 +91,8 @@ class EngineProcess:
 def _environment() -> dict[str, str]:
     """Ours, such that the child finds this package when it runs from a source tree."""
     environment = dict(os.environ)
+    # Blocks of one sequence lie far apart: with small pages, finding them costs as much as reading them.
+    environment.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     root = str(Path(__file__).resolve().parent.parent)
     if root not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, environment.get("PYTHONPATH")]))
