@@ -12,21 +12,26 @@ import contextlib
 import functools
 import logging
 import time
-from array import array
 from collections.abc import Awaitable, Callable, Sequence
 from importlib.resources import files
 from typing import Any, TypeVar
 
-import msgpack
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 from redis.exceptions import RedisError, ResponseError
 
-from sessions import tokens
-from sessions.eventlog import DeltaRun, Entry, Single
+from sessions.eventlog import Entry
 from sessions.ids import new_id
-from sessions.prompt import Segment
+from sessions.records import (
+    conversation_of,
+    pack,
+    pack_entry,
+    pack_head,
+    pack_tail,
+    turn_of,
+    unpack_entry,
+)
 from sessions.store import (
     BeginOutcome,
     ConversationRecord,
@@ -35,7 +40,6 @@ from sessions.store import (
     TurnRecord,
     UpdateOutcome,
 )
-from sessions.tokenizer import Message
 
 log = logging.getLogger(__name__)
 
@@ -116,8 +120,8 @@ class RedisStore:
             turn.parent_id or "",
             turn.conversation_id or "",
             self._worker,
-            _pack_head(turn),
-            _pack_tail(turn),
+            pack_head(turn),
+            pack_tail(turn),
             client_msg_id or "",
             _now_ms(),
             TURN_TTL_S,
@@ -133,11 +137,11 @@ class RedisStore:
 
     async def turn(self, response_id: str) -> TurnRecord | None:
         rows = await self._run("chain", response_id, TURN_TTL_S, 1, self._worker)
-        return _turn(rows[0]) if rows else None
+        return turn_of(rows[0]) if rows else None
 
     async def chain(self, response_id: str) -> list[TurnRecord]:
         rows = await self._run("chain", response_id, TURN_TTL_S, MAX_DEPTH, self._worker)
-        return [_turn(row) for row in reversed(rows)]
+        return [turn_of(row) for row in reversed(rows)]
 
     async def delete_turn(self, owner: str, response_id: str) -> bool:
         return bool(await self._run("delete_turn", response_id, owner, _now_ms()))
@@ -148,19 +152,19 @@ class RedisStore:
     async def append_log(self, response_id: str, entries: Sequence[Entry]) -> bool:
         packed: list[Any] = []
         for entry in entries:
-            packed += (entry.last, _pack_entry(entry))
+            packed += (entry.last, pack_entry(entry))
         return bool(await self._run("append_log", response_id, LOG_TTL_S, LOG_ENTRIES, *packed))
 
     async def read_log(self, response_id: str, after: int) -> list[Entry] | None:
         # An entry's stream id is one more than its last number, since 0-0 is not a valid id.
         key = f"{self._prefix}log:{response_id}"
         rows: Any = await self._call(lambda: self._redis.xrange(key, min=f"{after + 2}-0"))
-        entries = [_unpack_entry(fields[b"e"]) for _, fields in rows]
+        entries = [unpack_entry(fields[b"e"]) for _, fields in rows]
         return None if entries and entries[0].first > after + 1 else entries
 
     async def create_conversation(self, owner: str, metadata: dict[str, str]) -> ConversationRecord:
         conversation_id, now = new_id("conv"), _now_ms()
-        rev = await self._run("create_conversation", conversation_id, owner, _pack(metadata), now)
+        rev = await self._run("create_conversation", conversation_id, owner, pack(metadata), now)
         return ConversationRecord(conversation_id, owner, now, now, int(rev), metadata=metadata)
 
     async def conversation(self, conversation_id: str) -> ConversationRecord | None:
@@ -169,18 +173,18 @@ class RedisStore:
         if not row:
             return None
         names = (b"owner", b"created", b"updated", b"rev", b"leaf", b"active", b"metadata")
-        return _conversation([conversation_id.encode(), *(row.get(name, b"") for name in names)])
+        return conversation_of([conversation_id.encode(), *(row.get(name, b"") for name in names)])
 
     async def conversations(self, owner: str, *, after: str | None, limit: int) -> Page:
         rows = await self._run("conversations", owner, after or "", limit)
-        return Page([_conversation(row) for row in rows[:limit]], has_more=len(rows) > limit)
+        return Page([conversation_of(row) for row in rows[:limit]], has_more=len(rows) > limit)
 
     async def update_conversation(
         self, owner: str, conversation_id: str, metadata: dict[str, str], *, rev: int | None
     ) -> UpdateOutcome:
         expected = "" if rev is None else rev
         kind, current = await self._run(
-            "update_conversation", conversation_id, owner, expected, _pack(metadata), _now_ms()
+            "update_conversation", conversation_id, owner, expected, pack(metadata), _now_ms()
         )
         return UpdateOutcome(kind.decode(), int(current))
 
@@ -192,7 +196,7 @@ class RedisStore:
         done = await self._run(
             "finish_turn",
             turn.id,
-            _pack_tail(turn),
+            pack_tail(turn),
             turn.response["status"],
             int(advance),
             _now_ms(),
@@ -230,85 +234,3 @@ def _lua(name: str) -> str:
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-def _pack(value: Any) -> bytes:
-    packed: bytes = msgpack.packb(value)
-    return packed
-
-
-def _pack_head(turn: TurnRecord) -> bytes:
-    """What never changes."""
-    return _pack(
-        {
-            "generate": turn.generate,
-            "branch": turn.branch,
-            "instructions": turn.instructions,
-            "input": turn.input,
-            "messages": [(message.role, message.content) for message in turn.messages],
-            "ids": tokens.to_bytes(turn.segment.ids),
-            "settled": (
-                None if turn.segment.settled == turn.segment.ids else tokens.to_bytes(turn.segment.settled)
-            ),
-        }
-    )
-
-
-def _pack_tail(turn: TurnRecord) -> bytes:
-    """What the end of the turn brings."""
-    return _pack(
-        {
-            "response": turn.response,
-            "output_ids": tokens.to_bytes(turn.output_ids),
-            "last_number": turn.last_number,
-        }
-    )
-
-
-def _turn(row: Sequence[bytes]) -> TurnRecord:
-    response_id, owner, parent, conversation, deleted, orphaned, packed_head, packed_tail = row
-    head, tail = msgpack.unpackb(packed_head), msgpack.unpackb(packed_tail)
-    ids: array[int] = tokens.from_bytes(head["ids"])
-    settled = ids if head["settled"] is None else tokens.from_bytes(head["settled"])
-    return TurnRecord(
-        id=response_id.decode(),
-        owner=owner.decode(),
-        parent_id=parent.decode() or None,
-        conversation_id=conversation.decode() or None,
-        generate=head["generate"],
-        branch=head["branch"],
-        instructions=head["instructions"],
-        input=head["input"],
-        messages=[Message(role, content) for role, content in head["messages"]],
-        segment=Segment(ids, settled),
-        output_ids=tokens.from_bytes(tail["output_ids"]),
-        response=tail["response"],
-        last_number=tail["last_number"],
-        orphaned=orphaned == b"1",
-        deleted=deleted != b"",
-    )
-
-
-def _conversation(row: Sequence[bytes]) -> ConversationRecord:
-    conversation_id, owner, created, updated, rev, leaf, active, metadata = row
-    return ConversationRecord(
-        id=conversation_id.decode(),
-        owner=owner.decode(),
-        created_ms=int(created),
-        updated_ms=int(updated),
-        rev=int(rev),
-        leaf=leaf.decode() or None,
-        active=active.decode() or None,
-        metadata=msgpack.unpackb(metadata),
-    )
-
-
-def _pack_entry(entry: Entry) -> bytes:
-    if isinstance(entry, DeltaRun):
-        return _pack([entry.first, entry.shape, entry.pieces])
-    return _pack([entry.event])
-
-
-def _unpack_entry(packed: bytes) -> Entry:
-    fields = msgpack.unpackb(packed)
-    return Single(fields[0]) if len(fields) == 1 else DeltaRun(*fields)
