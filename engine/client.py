@@ -10,7 +10,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from engine.api import (
     EngineDead,
@@ -24,34 +24,12 @@ from engine.api import (
 from engine.config import EngineConfig
 from engine.ipc import Message, unpack_output
 from engine.process import EngineProcess
+from engine.restarts import RestartBudget
 
 log = logging.getLogger(__name__)
 
 ProgressCallback = Callable[[str, float], None]
 """Called while the engine loads with a stage's name and the share of it that is done, 0 to 1."""
-
-
-@dataclass
-class RestartBudget:
-    """How soon a dead engine is started again, and when it is given up.
-
-    A restart waits `first_delay_s`, twice as long after each further one within `window_s`, and the engine
-    stays down after `limit` of them: something that dies that often needs a person.
-    """
-
-    limit: int = 5
-    window_s: float = 600.0
-    first_delay_s: float = 0.5
-    _starts: deque[float] = field(default_factory=deque)
-
-    def next_delay(self, now: float) -> float | None:
-        """Seconds to wait before the next restart, counting it; None if there shall be none."""
-        while self._starts and self._starts[0] <= now - self.window_s:
-            self._starts.popleft()
-        if len(self._starts) >= self.limit:
-            return None
-        self._starts.append(now)
-        return float(self.first_delay_s * 2 ** (len(self._starts) - 1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,9 @@
 import pytest
 
 from engine.api import EngineDead, Output, PromptUsage
-from engine.client import ProcessEngineClient, RestartBudget, _Stream
+from engine.client import ProcessEngineClient, _Stream
 from engine.config import EngineConfig
+from engine.restarts import RestartBudget
 
 pytestmark = pytest.mark.anyio
 

@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from engine.api import EngineDead, GenerateRequest, Output, RequestError, SamplingParams
-from engine.client import ProcessEngineClient, RestartBudget
+from engine.client import ProcessEngineClient
 from engine.config import EngineConfig
 from engine.ipc import FrameDecoder, Message, encode_frame
+from engine.restarts import RestartBudget
 from engine.server import EXIT_BAD_FRAMES
 from tests.engine.model.tiny import SIZE
 
