@@ -21,7 +21,7 @@ FIRST_TOKEN_BUCKETS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.25, 2.
 TOKEN_BUCKETS = (0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
 REQUEST_BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
 
-BLOCK_STATES = ("total", "free", "idle", "pinned", "shared")
+BLOCK_STATES = ("total", "free", "idle", "pinned", "reserved", "shared")
 
 
 class Metrics:
@@ -73,20 +73,13 @@ class Metrics:
     def _engine_families(self, stats: EngineStats) -> list[Metric]:
         usable = max(stats.blocks_total, 1)
         used = 1.0 - (stats.blocks_free + stats.blocks_idle) / usable
-        counts = {
-            "total": stats.blocks_total,
-            "free": stats.blocks_free,
-            "idle": stats.blocks_idle,
-            "pinned": stats.blocks_pinned,
-            "shared": stats.blocks_shared,
-        }
         blocks = GaugeMetricFamily(
             PREFIX + "kv_blocks",
-            "KV blocks by state; total is the pool, shared are those several conversations use.",
+            "KV blocks by state; total = free + idle + pinned + reserved; shared have several users.",
             labels=(*LABELS, "state"),
         )
         for state in BLOCK_STATES:
-            blocks.add_metric((*self._labels, state), counts[state])
+            blocks.add_metric((*self._labels, state), getattr(stats, f"blocks_{state}"))
         finished = CounterMetricFamily(
             PREFIX + "request_success", "Requests that ended.", labels=(*LABELS, "finished_reason")
         )

@@ -318,7 +318,8 @@ def test_metrics_have_the_names_dashboards_know() -> None:
         blocks_total=64,
         blocks_free=40,
         blocks_idle=8,
-        blocks_pinned=16,
+        blocks_pinned=14,
+        blocks_reserved=2,
         blocks_shared=3,
         prefix_queries_tokens=100,
         prefix_hits_tokens=60,
@@ -339,9 +340,9 @@ def test_metrics_have_the_names_dashboards_know() -> None:
     assert samples["pageturner:request_success_total", "stop"] == 5
     blocks = {
         state: samples["pageturner:kv_blocks", state]
-        for state in ("total", "free", "idle", "pinned", "shared")
+        for state in ("total", "free", "idle", "pinned", "reserved", "shared")
     }
-    assert blocks == {"total": 64, "free": 40, "idle": 8, "pinned": 16, "shared": 3}
+    assert blocks == {"total": 64, "free": 40, "idle": 8, "pinned": 14, "reserved": 2, "shared": 3}
     assert samples["pageturner:cache_config_info", None] == 1
     assert samples["pageturner:ws_connections", None] == 0
     assert ("pageturner:ws_slow_closes_total", None) in samples
