@@ -8,9 +8,6 @@ from typing import Any
 
 import structlog
 
-LEVELS = ("debug", "info", "warning", "error")
-FORMATS = ("auto", "json", "console")
-
 
 def configure(level: str = "info", style: str = "auto") -> None:
     """Send structlog and the standard library's loggers to stderr in one form.

@@ -14,10 +14,7 @@ from urllib.request import urlopen
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.config import Settings
-
 ROOT = Path(__file__).resolve().parents[2]
-SETTINGS = {f"PAGETURNER_{name.upper()}" for name in (*Settings.model_fields, "config")}
 START_SECONDS = 240
 STOP_SECONDS = 60
 
