@@ -11,6 +11,7 @@ from sessions import conversations as shapes
 from sessions.admission import Duplicate, new_record
 from sessions.api import Item, SessionError, TurnSpec
 from sessions.branches import Branches
+from sessions.execution import internal_error, now
 from sessions.ids import new_id
 from sessions.items import messages_of, stored_items
 from sessions.live import LiveTurn
@@ -19,7 +20,7 @@ from sessions.planner import Planner
 from sessions.prompt import PromptBuilder, TemplateProof
 from sessions.registry import Registry, node_of
 from sessions.response import Response, new_response
-from sessions.runner import PROGRESS_S, TurnRunner, internal_error, now
+from sessions.runner import PROGRESS_S, TurnRunner
 from sessions.store import Store, TurnRecord
 from sessions.stored import StoredTurn, settle_orphan
 from sessions.tokenizer import ChatTokenizer
