@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 from sessions import LiveTurn, Sessions
 from sessions.api import SessionError
 from sessions.lanes import MAX_WAITING
+from tests.sessions.asking import refused, toy_text
 from tests.sessions.conftest import NewSessions
 from tests.sessions.support import (
     ScriptedEngine,
@@ -25,7 +26,6 @@ from tests.sessions.support import (
     until,
     watch,
 )
-from tests.sessions.test_service import refused, toy_text
 from tests.sessions.test_turn import check_strictly
 
 pytestmark = pytest.mark.anyio

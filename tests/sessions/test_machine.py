@@ -28,9 +28,9 @@ from hypothesis.stateful import (
 from engine.api import GenerateRequest
 from sessions import LiveTurn, RedisStore, Sessions
 from sessions.api import SessionError, TurnSpec
+from tests.sessions.asking import toy_text
 from tests.sessions.support import ScriptedEngine, ids_of, spec, text_in, text_of, toy_tokenizer, until, watch
 from tests.sessions.test_eventlog import merged
-from tests.sessions.test_service import toy_text
 
 _runs = itertools.count()
 

@@ -9,6 +9,7 @@ from redis.asyncio import Redis
 
 from sessions import LiveTurn, RedisStore, Sessions, StoredTurn
 from sessions.store import StoreUnavailable
+from tests.sessions.asking import refused, toy_text
 from tests.sessions.conftest import NewSessions, NewStore
 from tests.sessions.support import (
     ScriptedEngine,
@@ -23,7 +24,6 @@ from tests.sessions.support import (
     watch,
 )
 from tests.sessions.test_eventlog import merged
-from tests.sessions.test_service import refused, toy_text
 from tests.sessions.test_turn import check_strictly
 
 pytestmark = pytest.mark.anyio
