@@ -21,6 +21,8 @@ import typer
 from bench.targets import ChatTarget, Target, TurnRecord, WebsocketTarget
 from bench.workload import Workload
 
+DEFAULT_WS = "ws://127.0.0.1:8000/v1/responses"
+
 
 async def hold(target: Target, workload: Workload, number: int) -> list[TurnRecord]:
     conversation = await target.open(workload.system_prompt())
@@ -66,7 +68,10 @@ def ms(seconds: list[float], quantile: float = 0.5) -> float:
 
 
 def main(
-    ws: Annotated[list[str] | None, typer.Option(help="Our websocket: URL or NAME=URL")] = None,
+    ws: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Our websocket: URL or NAME=URL; without --ws and --chat {DEFAULT_WS}"),
+    ] = None,
     chat: Annotated[list[str] | None, typer.Option(help="An OpenAI server: URL or NAME=URL")] = None,
     model: Annotated[str, typer.Option(help="Model name for --ws")] = "smollm2-135m-instruct",
     chat_model: Annotated[str | None, typer.Option(help="Model name for --chat (default: --model)")] = None,
@@ -84,7 +89,7 @@ def main(
         *(ChatTarget(*named(url, "chat"), chat_model or model, api_key) for url in chat or []),
     ]
     if not targets:
-        raise typer.BadParameter("name at least one server with --ws or --chat")
+        targets = [WebsocketTarget("pageturner", DEFAULT_WS, model, api_key)]
     asyncio.run(compare(targets, workload, concurrency or [1, 8, 32], rounds))
 
 
