@@ -126,6 +126,7 @@ def test_stop_ends_the_answer_and_keeps_what_there_is(chat: Page, server: Server
     wait_until_done(chat)
     expect(last_answer(chat).locator(".note")).to_have_text("Stopped.")
     expect(chat.get_by_role("button", name="Send")).to_be_visible()
+    expect(chat.get_by_label("Your message")).to_be_focused()
     assert last_answer(chat).locator(".prose").inner_text().startswith(begun[:20])
     before = shown(chat)
     chat.reload()

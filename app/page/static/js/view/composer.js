@@ -14,6 +14,11 @@ export function Composer() {
     send();
     area.current.focus();
   };
+  const stopAndGoOn = () => {
+    stop();
+    // The button goes away, and the focus would with it.
+    area.current.focus();
+  };
   const onKeyDown = (event) => {
     // While an input method composes, Enter belongs to it.
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
@@ -36,7 +41,7 @@ export function Composer() {
           onKeyDown=${onKeyDown}
         ></textarea>
         ${running.value
-          ? html`<button key="stop" class="button" type="button" onClick=${stop}>${text.stop}</button>`
+          ? html`<button key="stop" class="button" type="button" onClick=${stopAndGoOn}>${text.stop}</button>`
           : html`<button key="send" class="button" type="submit" disabled=${!sendable.value || !draft.value.trim()}>${text.send}</button>`}
       </div>
       <p class="colophon">${model.value}</p>
