@@ -107,6 +107,16 @@ def test_the_architecture_names_every_module_of_engine_and_app() -> None:
     assert set(modules()) == here - {"engine/__init__", "app/__init__", "engine/logs"}
 
 
+@pytest.mark.parametrize("room", ["cache", "sessions"])
+def test_every_module_that_a_rooms_page_lists_is_there(room: str) -> None:
+    text = (ROOT / "docs" / f"{room}.md").read_text("utf-8")
+    table = re.search(r"## Modules\n(.*?)(?=\n## |\Z)", text, re.DOTALL)
+    assert table is not None
+    for cell in re.findall(r"^\| (`.*?) \|", table[1], re.MULTILINE):
+        for name in re.findall(r"`([\w/]+)`", cell):
+            assert (ROOT / room / f"{name}.py").is_file() or (ROOT / room / name).is_dir(), name
+
+
 @pytest.mark.parametrize("path", sorted(set(re.findall(r"`([a-z]+/[\w/]+\.py)`", ARCHITECTURE))))
 def test_every_file_the_architecture_names_is_there(path: str) -> None:
     assert (ROOT / path).is_file()
