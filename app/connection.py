@@ -99,6 +99,7 @@ class Connection:
                 self._answer(error_frame(exc.refusal, exc.stream_id))
             except OutboxFull:
                 # It writes and does not read; nothing that is added here would ever be seen.
+                self._services.metrics.slow_closes.inc()
                 await self._abort(SLOW_CONSUMER, "slow consumer")
                 return
 
@@ -110,8 +111,11 @@ class Connection:
             return
         try:
             event = parse_event(self._codec.decode(frame))
-        except ApiError as exc:
-            raise FrameError(exc) from None
+        except FrameError:
+            raise
+        except Exception as exc:
+            # A fault of ours in reading one frame must not take the socket down.
+            raise FrameError(as_refusal(exc)) from None
         stream_id = getattr(event, "stream_id", None)
         try:
             if isinstance(event, Create):

@@ -1,4 +1,7 @@
-"""Log lines: JSON for machines, coloured text for people. They never carry what was asked or answered."""
+"""Log lines: JSON for machines, coloured text for people. They never carry what was asked or answered.
+
+That is why tracebacks are shown without local variables, which structlog adds by default.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import sys
 from typing import Any
 
 import structlog
+from structlog.tracebacks import ExceptionDictTransformer
 
 
 def configure(level: str = "info", style: str = "auto") -> None:
@@ -22,9 +26,16 @@ def configure(level: str = "info", style: str = "auto") -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     last: list[Any] = (
-        [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        [
+            structlog.dev.ConsoleRenderer(
+                colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+            )
+        ]
         if console
-        else [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+        else [
+            structlog.processors.ExceptionRenderer(ExceptionDictTransformer(show_locals=False)),
+            structlog.processors.JSONRenderer(),
+        ]
     )
     formatter = structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=shared,

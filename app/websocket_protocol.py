@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.http11 import Request
 
@@ -25,6 +26,12 @@ class AbortableWebSocket(WebSocketsSansIOProtocol):
         if not self.close_sent:
             extensions = cast(dict[str, Any], self.scope["extensions"])
             extensions[ABORT] = self.abort
+
+    async def send(self, message: ASGISendEvent) -> None:
+        await super().send(message)
+        if self.initial_response is not None and self.close_sent:
+            # A refusal is a whole answer; uvicorn would log an error, that none was given.
+            self.handshake_complete = True
 
     def abort(self, code: int, reason: str) -> None:
         """Write a close frame behind what is buffered, and cut the connection if it does not get through.

@@ -22,7 +22,7 @@ from app.models import (
     validate,
 )
 from engine.api import SamplingParams
-from sessions.api import Event, TurnSpec
+from sessions.api import Event, SessionError, TurnSpec
 
 MSGPACK_SUBPROTOCOL = "pageturner.v1+msgpack"
 
@@ -71,7 +71,7 @@ ClientEvent = Create | Cancel | Attach | Ping | Quiet
 class FrameError(Exception):
     """A frame that is refused, with the lane its answer belongs to (None: the default lane)."""
 
-    def __init__(self, refusal: ApiError, stream_id: str | None = None) -> None:
+    def __init__(self, refusal: SessionError, stream_id: str | None = None) -> None:
         super().__init__(refusal.message)
         self.refusal = refusal
         self.stream_id = stream_id
@@ -99,9 +99,16 @@ class Codec:
                 code="unsupported_message_type",
             )
         try:
-            return msgpack.unpackb(frame)
+            return msgpack.unpackb(frame, object_pairs_hook=_text_keys)
         except (ValueError, msgpack.exceptions.UnpackException, RecursionError):
             raise ApiError("The frame is not valid msgpack.", code="invalid_msgpack") from None
+
+
+def _text_keys(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
+    """A map of msgpack as the object JSON could have said. Raises `ValueError` for keys that are no text."""
+    if not all(isinstance(key, str) for key, _ in pairs):
+        raise ValueError("a key is not a string")
+    return dict(pairs)
 
 
 def decode_json(text: str | bytes) -> Any:

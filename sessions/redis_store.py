@@ -1,7 +1,7 @@
 """The store in Redis or Valkey. Every mutation is one Lua script; the scripts and the keys are in `lua/`.
 
 Keys, behind a common prefix: `turn:<id>` (hash), `log:<id>` (stream whose ids are event numbers), `conv:<id>`
-(hash), `conv:<id>:turns` and `convs:<owner>` (sorted by time), `idem:<owner>:<message>`, `worker:<id>` (alive
+(hash), `turns:<id>` and `convs:<owner>` (sorted by time), `idem:<owner>:<message>`, `worker:<id>` (alive
 while it exists). A script reaches keys that it finds in others, so this is for one server, not for a cluster.
 """
 
@@ -210,8 +210,15 @@ class RedisStore:
         return await self._call(run)
 
     async def _call(self, command: Callable[[], Awaitable[T]]) -> T:
+        task = asyncio.current_task()
+        cancels = task.cancelling() if task is not None else 0
         try:
-            return await command()
+            result = await command()
+            if task is not None and task.cancelling() > cancels:
+                # The client library uses `asyncio.wait_for`, which loses a cancellation now and then up to
+                # Python 3.11; whoever cancelled would wait for ever.
+                raise asyncio.CancelledError
+            return result
         except ResponseError:
             raise  # a fault of ours, not of the connection
         except (RedisError, OSError) as exc:
@@ -219,12 +226,13 @@ class RedisStore:
             raise StoreUnavailable from exc
 
     async def _beat(self) -> None:
-        await self._redis.set(self._prefix + "worker:" + self._worker, 1, ex=WORKER_TTL_S)
+        key = self._prefix + "worker:" + self._worker
+        await self._call(lambda: self._redis.set(key, 1, ex=WORKER_TTL_S))
 
     async def _keep_beating(self) -> None:
         while True:
             await asyncio.sleep(WORKER_TTL_S / 3)
-            with contextlib.suppress(RedisError, OSError):
+            with contextlib.suppress(StoreUnavailable):
                 await self._beat()
 
 

@@ -4,7 +4,7 @@ local P = ARGV[1]
 local function turn_key(id) return P .. 'turn:' .. id end
 local function log_key(id) return P .. 'log:' .. id end
 local function conversation_key(id) return P .. 'conv:' .. id end
-local function turns_key(id) return P .. 'conv:' .. id .. ':turns' end
+local function turns_key(id) return P .. 'turns:' .. id end
 local function list_key(owner) return P .. 'convs:' .. owner end
 
 local function field(key, name)

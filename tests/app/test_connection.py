@@ -165,6 +165,23 @@ def test_internals_never_reach_a_client() -> None:
         assert socket.receive_json() == {"type": "pong"}
 
 
+def test_a_fault_in_reading_a_frame_costs_that_frame_only(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(data: Any) -> Any:
+        raise KeyError("secret internal detail")
+
+    with harness.connect() as socket:
+        with monkeypatch.context() as patch:
+            patch.setattr("app.connection.parse_event", broken)
+            socket.send_json({"type": "ping"})
+            answer = socket.receive_json()
+        assert (answer["status"], answer["error"]["code"]) == (500, "internal_error")
+        assert "secret" not in str(answer)
+        socket.send_json({"type": "ping"})
+        assert socket.receive_json() == {"type": "pong"}
+
+
 def test_msgpack_clients_get_the_same_events(harness: Harness) -> None:
     with harness.connect(subprotocols=["other", MSGPACK_SUBPROTOCOL]) as socket:
         assert socket.accepted_subprotocol == MSGPACK_SUBPROTOCOL

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import socket
 import struct
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from tests.app.support import LiveServer, ScriptedSessions, ScriptedTurn, live_server, until_cancelled
@@ -166,6 +167,17 @@ def test_a_client_that_writes_and_never_reads_has_an_end() -> None:
         with connect(url(server)) as other:
             other.send(create())
             assert until_end(other)[-1]["type"] == "response.completed"
+
+
+def test_a_refused_upgrade_is_no_error_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with live_server(ScriptedSessions()) as server:
+        with pytest.raises(InvalidStatus) as refused:
+            connect(url(server), additional_headers={"Origin": "http://elsewhere.example"})
+        assert refused.value.response.status_code == 403
+        with connect(url(server)) as connection:
+            connection.send(create())
+            assert until_end(connection)[-1]["type"] == "response.completed"
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 def test_a_ten_megabyte_frame_is_taken_and_a_larger_one_closes_the_socket() -> None:

@@ -405,7 +405,14 @@ def test_binary_frames_need_the_subprotocol() -> None:
     assert caught.value.code == "unsupported_message_type"
 
 
-@pytest.mark.parametrize("junk", [b"", b"\xc1", b"\x81", b"\x91" * 5000, b"\xa2\xff\xff", b"\x01\x02"])
+NO_TEXT_KEYS = [
+    msgpack.packb(value) for value in ({b"type": "ping"}, {"type": "ping", "a": [{b"b": 1}]}, {1: 2})
+]
+
+
+@pytest.mark.parametrize(
+    "junk", [b"", b"\xc1", b"\x81", b"\x91" * 5000, b"\xa2\xff\xff", b"\x01\x02", *NO_TEXT_KEYS]
+)
 def test_bytes_that_are_no_msgpack_are_refused(junk: bytes) -> None:
     with pytest.raises(ApiError) as caught:
         Codec(binary=True).decode(junk)

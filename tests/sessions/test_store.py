@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from typing import Any
 
@@ -196,6 +197,31 @@ async def test_nothing_outlives_a_deleted_conversation_but_what_others_need(
     assert f"log:{running.id}" not in await keys(store, valkey_url)
     await store.delete_turn("ann", fork.id)
     assert all(key.startswith("worker:") for key in await keys(store, valkey_url))
+
+
+async def test_no_name_of_one_kind_reaches_what_is_of_another(store: RedisStore, valkey_url: str) -> None:
+    """Clients choose the names they ask for, so what stands behind `conv:` must always be a conversation."""
+    conversation = await store.create_conversation("ann", {})
+    first = await add(store, conversation_id=conversation.id)
+    running = record(first, conversation_id=conversation.id)
+    assert (await store.begin_turn(running, client_msg_id="a:b")).kind == "begun"
+    await store.append_log(running.id, [Single({"type": "x", "sequence_number": 0})])
+    names = {kind: set[str]() for kind in ("conv", "turn")}
+    for key in await keys(store, valkey_url):
+        kind, _, name = key.partition(":")
+        names.get(kind, set()).add(name)
+    assert names == {"conv": {conversation.id}, "turn": {first.id, running.id}}
+
+
+async def test_a_cancelled_call_is_never_taken_for_a_finished_one(store: RedisStore) -> None:
+    """Whoever waits for a task that was cancelled must not wait for ever, wherever in a call it was."""
+    for steps in range(40):
+        calls = [asyncio.create_task(store.turn("x")) for _ in range(10)]
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        cancelled = [call for call in calls if call.cancel()]
+        await asyncio.wait(calls)
+        assert [call for call in cancelled if not call.cancelled()] == [], steps
 
 
 async def test_what_no_conversation_keeps_expires(store: RedisStore, valkey_url: str) -> None:
