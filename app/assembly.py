@@ -40,7 +40,7 @@ async def assemble(settings: Settings, metrics: Metrics, on_stage: OnStage) -> P
         sessions = Sessions(MeteredEngine(engine, metrics), tokenizer, store)
         await sessions.start()
         stack.push_async_callback(sessions.close)
-        return Parts(sessions, engine, name, stack.pop_all().aclose)
+        return Parts(sessions, engine, name, stack.pop_all().aclose, lost=engine.wait_lost)
 
 
 async def _open_store(settings: Settings, stack: contextlib.AsyncExitStack) -> RedisStore:

@@ -24,12 +24,16 @@ OnStage = Callable[[str, float | None], None]
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A loaded back end. `close` ends all of it, the engine process and a private store included."""
+    """A loaded back end. `close` ends all of it, the engine process and a private store included.
+
+    lost: returns, with the reason, when the engine is down and nobody will start it again.
+    """
 
     sessions: Sessions
     engine: EngineClient
     served_model_name: str
     close: Callable[[], Awaitable[None]]
+    lost: Callable[[], Awaitable[str]]
 
 
 Loader = Callable[[OnStage], Awaitable[Parts]]
@@ -43,7 +47,10 @@ class Status(enum.Enum):
 
 
 class Backend:
-    """Loads once, in the background. `failure` is what a person is told when it could not."""
+    """Loads once, in the background.
+
+    failure: what a person is told when it could not, or when the engine was lost later.
+    """
 
     def __init__(self, load: Loader, on_stage: OnStage | None = None) -> None:
         self._load = load
@@ -76,6 +83,11 @@ class Backend:
             self.status = Status.READY
         finally:
             self.loaded.set()
+
+    async def wait_lost(self) -> None:
+        """Return when there is no use in going on: somebody has to look, or to start the server anew."""
+        self.failure = await self.parts.lost()
+        log.error("the engine is lost", reason=self.failure)
 
     async def close(self) -> None:
         parts, self._parts = self._parts, None

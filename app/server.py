@@ -116,12 +116,12 @@ def run(
     listener: socket.socket,
     on_ready: Callable[[], None] = lambda: None,
 ) -> int:
-    """Serve until told to stop. Returns the exit status: not 0 when the model could not be loaded."""
+    """Serve until told to stop. Returns the exit status: not 0 when there was no engine, or none any more."""
     services: Services = app.state.services
     server = DrainingServer(uvicorn_config(app, settings), services)
 
     async def serve() -> None:
-        watching = asyncio.create_task(_watch_loading(services, server, on_ready))
+        watching = asyncio.create_task(_watch_backend(services, server, on_ready))
         try:
             await server.serve(sockets=[listener])
         finally:
@@ -132,9 +132,10 @@ def run(
     return EXIT_FAILED if services.backend.failure is not None else 0
 
 
-async def _watch_loading(services: Services, server: DrainingServer, on_ready: Callable[[], None]) -> None:
+async def _watch_backend(services: Services, server: uvicorn.Server, on_ready: Callable[[], None]) -> None:
+    """End the server when nothing is behind it: whoever runs it sees that, and can start it anew."""
     await services.backend.loaded.wait()
     if services.backend.status is Status.READY:
         on_ready()
-    else:
-        server.should_exit = True
+        await services.backend.wait_lost()
+    server.should_exit = True

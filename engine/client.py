@@ -94,6 +94,7 @@ class ProcessEngineClient:
         self._failure: str | None = None  # why the engine is down for good
         self._last_words: str | None = None  # the engine's own, why it could not start
         self._settled = asyncio.Event()  # either ready or down for good
+        self._lost = asyncio.Event()  # down for good, and nobody asked for it
         self._supervisor: asyncio.Task[None] | None = None
         self._closing = False
         self._wire_ids = itertools.count()
@@ -137,6 +138,11 @@ class ProcessEngineClient:
         await self._settled.wait()
         if self._info is None:
             raise EngineDead(self._failure)
+
+    async def wait_lost(self) -> str:
+        """Why the engine is down for good, once it is. Being closed is no such reason."""
+        await self._lost.wait()
+        return self._failure or ""
 
     async def close(self) -> None:
         """End the process; running streams raise `EngineDead`. Returns when it is gone."""
@@ -282,3 +288,5 @@ class ProcessEngineClient:
     def _give_up(self, failure: str) -> None:
         self._failure = failure
         self._settled.set()
+        if not self._closing:
+            self._lost.set()

@@ -11,10 +11,11 @@ import argparse
 import ctypes
 import gc
 import logging
+import os
 import signal
 import socket
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 from engine.api import RequestError, pack_record, unpack_request
 from engine.build import build_engine
@@ -166,5 +167,15 @@ def main() -> int:
         channel.close()
 
 
+def leave(status: int) -> NoReturn:
+    """End the process without taking it apart: the system does that faster, and libraries that complain about
+    what is left of them (triton, which torch imports wherever it is there) have no occasion to.
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -149,13 +149,19 @@ class ScriptedSessions:
         return turn
 
 
-def backend(sessions: Any, engine: Any | None = None) -> Backend:
+def backend(sessions: Any, engine: Any | None = None, lost: asyncio.Event | None = None) -> Backend:
+    """`lost`: when it is set, the engine is gone for good."""
+
     async def close() -> None:
         pass
 
+    async def wait_lost() -> str:
+        await (lost or asyncio.Event()).wait()
+        return "the engine ended too often"
+
     async def load(on_stage: OnStage) -> Parts:
         on_stage("pretending", 0.5)
-        return Parts(sessions, cast(Any, engine or ScriptedEngine()), MODEL, close)
+        return Parts(sessions, cast(Any, engine or ScriptedEngine()), MODEL, close, wait_lost)
 
     return Backend(load)
 

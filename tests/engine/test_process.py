@@ -239,6 +239,18 @@ async def test_an_engine_that_keeps_dying_is_given_up(config: EngineConfig) -> N
         with pytest.raises(EngineDead, match="too often: it was killed by SIGKILL"):
             await client.wait_ready()
         assert client.failure is not None
+        assert await client.wait_lost() == client.failure
+
+
+async def test_an_engine_that_is_closed_is_not_lost_and_says_nothing(
+    config: EngineConfig, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async with running(config) as client:
+        lost = asyncio.create_task(client.wait_lost())
+    await asyncio.sleep(0)
+    assert not lost.done()
+    lost.cancel()
+    assert capfd.readouterr().err == ""
 
 
 async def test_an_engine_that_cannot_start_says_why(config: EngineConfig) -> None:

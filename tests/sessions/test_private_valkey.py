@@ -35,6 +35,14 @@ async def reachable(url: str) -> bool:
             return False
 
 
+async def process_id(url: str) -> int | None:
+    async with Redis.from_url(url) as redis:
+        try:
+            return int((await redis.info("server"))["process_id"])
+        except (NoConnection, OSError):
+            return None
+
+
 async def test_what_was_stored_is_there_after_a_restart(tmp_path: Path) -> None:
     valkey = PrivateValkey(tmp_path / "store")
     for expected in (1, 2):
@@ -108,6 +116,20 @@ async def test_it_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     await valkey.start()  # waits until the other one has let go
     assert await count(valkey.url) == 2
     await valkey.stop()
+
+
+async def test_a_server_that_ends_by_itself_is_started_again(tmp_path: Path) -> None:
+    valkey = PrivateValkey(tmp_path)
+    await valkey.start()
+    for expected in (1, 2, 3):
+        assert await count(valkey.url) == expected
+        pid = await process_id(valkey.url)
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        while await process_id(valkey.url) in (None, pid):  # noqa: ASYNC110  # nobody tells when it is back
+            await asyncio.sleep(0.01)
+    await valkey.stop()
+    assert not await reachable(valkey.url)
 
 
 async def test_a_server_left_behind_by_a_killed_guard_is_ended_first(tmp_path: Path) -> None:
