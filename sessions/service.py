@@ -93,7 +93,8 @@ class Sessions:
             return await self.attach(spec.owner, known, scope=spec.scope)
         beginning = self._beginning.get(key)
         if beginning is not None:
-            return await asyncio.shield(beginning)
+            begun = await asyncio.shield(beginning)
+            return await self.attach(spec.owner, begun.response_id, scope=spec.scope)
         beginning = self._beginning[key] = asyncio.get_running_loop().create_future()
         try:
             turn = await self._begin(spec)
@@ -143,7 +144,7 @@ class Sessions:
     async def delete_response(self, owner: str, response_id: str) -> None:
         """Hide it from everybody; turns that go on from it keep its ids. Raises `SessionError` 404."""
         live = self._runner.live.get(response_id)
-        if live is not None and live.owner == owner:
+        if live is not None and live.visible_to(owner, None):
             await self._runner.end([live])
         record = await self._record(owner, response_id)
         if not await self._store.delete_turn(owner, response_id):

@@ -14,6 +14,10 @@ from sessions.store import Store, TurnRecord
 from sessions.turn import TERMINAL_EVENTS, TurnWriter
 
 POLL_S = 0.2
+LOST_EVENTS = 100_000
+"""More events than a process that dies can have shown without logging them. The end of its turn is numbered
+beyond them all, so that whoever has seen them gets it too.
+"""
 
 
 class StoredTurn:
@@ -145,7 +149,7 @@ async def settle_orphan(store: Store, record: TurnRecord) -> TurnRecord:
         usage=None,
         error={"code": "server_error", "message": "The server stopped while this answer was being written."},
     )
-    record.last_number = number + (4 if writer.opened else 1)
+    record.last_number = number + LOST_EVENTS + (4 if writer.opened else 1)
     record.orphaned = False
     if await store.interrupt_turn(record):
         return record

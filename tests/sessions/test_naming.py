@@ -109,6 +109,22 @@ async def test_the_same_client_message_begins_one_turn(sessions: Sessions, engin
     assert len(engine.requests) == 2
 
 
+async def test_the_same_client_message_does_not_reach_over_connections(
+    sessions: Sessions, engine: ScriptedEngine
+) -> None:
+    asked = {"client_msg_id": "m1", "store": False}
+    one, two = await asyncio.gather(
+        sessions.begin(spec(scope="one", **asked)),
+        sessions.begin(spec(scope="two", **asked)),
+        return_exceptions=True,
+    )
+    assert isinstance(one, LiveTurn)
+    assert isinstance(two, SessionError)
+    assert two.code == "response_not_found"
+    await watch(one)
+    assert len(engine.requests) == 1
+
+
 async def test_a_client_message_that_was_refused_may_be_sent_again(
     sessions: Sessions, engine: ScriptedEngine
 ) -> None:
@@ -150,6 +166,16 @@ async def test_deleting_in_the_middle_leaves_what_goes_on_from_it_whole(
     third = await finished(sessions, spec("c", previous_response_id=second["id"]))
     assert third["status"] == "completed"
     assert "<s>user\na<e>" in toy_text(engine.requests[-1])
+
+
+async def test_who_cannot_name_a_running_response_cannot_end_it(
+    sessions: Sessions, engine: ScriptedEngine
+) -> None:
+    engine.pause()
+    turn = await sessions.begin(spec(store=False, scope="one"))
+    assert (await refused(sessions.delete_response("ann", turn.response_id))).code == "response_not_found"
+    engine.resume()
+    assert (await watch(turn))[-1]["type"] == "response.completed"
 
 
 async def test_deleting_a_running_response_ends_it(sessions: Sessions, engine: ScriptedEngine) -> None:

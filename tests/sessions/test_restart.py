@@ -201,6 +201,30 @@ async def test_a_turn_that_was_interrupted_has_failed_and_shows_what_it_had(
     assert error.code == "previous_response_not_found"
 
 
+async def test_who_saw_more_than_was_logged_learns_of_the_end_too(
+    new_sessions: NewSessions, engine: ScriptedEngine, valkey_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.script = says("abcdef")
+    old = await new_sessions()
+    engine.pause()
+    with monkeypatch.context() as patch:
+        patch.setattr(old._store, "append_log", lost)
+        turn = await old.begin(spec())
+        assert isinstance(turn, LiveTurn)
+        engine.step(3)
+        await until(lambda: turn.writer.log.text == "abc")
+        await kill(old, old._store, valkey_url)  # type: ignore[arg-type]
+    new = await new_sessions(ScriptedEngine())
+    for seen in range(turn.writer.log.last + 1):
+        *_, last = await watch(await new.attach("ann", turn.response_id), seen)
+        assert last["type"] == "response.failed"
+        assert last["sequence_number"] > seen
+
+
+async def lost(response_id: str, entries: Any) -> bool:
+    return False
+
+
 async def test_an_interrupted_turn_holds_nobody_up_even_if_nobody_looked_at_it(
     new_sessions: NewSessions, engine: ScriptedEngine, valkey_url: str
 ) -> None:
