@@ -23,7 +23,7 @@ from kernels.attention import PagedBatch
 Q_HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 9, 3, 64, 16
 COLD_BYTES = 128 << 20
 DECODES = [(kv_len, batch) for kv_len in (128, 1024, 8192) for batch in (1, 32)]
-PREFILLS = [(512, 0), (512, 4096)]
+PREFILLS = [(512, 0), (512, 4096), (24, 4096), (8, 4096)]
 
 
 def fastest(call: Callable[[], object], seconds: float) -> float:

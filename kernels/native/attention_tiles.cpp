@@ -97,6 +97,21 @@ struct PoolReader {
     return rows;
   }
 
+  // The keys and the values of one head in a tile.
+  INLINE Ahead ahead(const Place& place, int head) const {
+    Ahead ahead;
+    ahead.stride = pool.token_stride * sizeof(Elem);
+    ahead.row_bytes = head_dim * static_cast<int>(sizeof(Elem));
+    ahead.groups = ahead.group = ahead.byte = 0;
+    for (int half = 0; half < 2; ++half) {
+      const int64_t offset = half * pool.half_stride + head * pool.head_stride;
+      for (int g = 0; g * kGroup < place.tokens; ++g) {
+        ahead.base[ahead.groups++] = reinterpret_cast<const char*>(place.group[g] + offset);
+      }
+    }
+    return ahead;
+  }
+
   // Asks for every second group of tokens, beginning with `part`. All of them at once would fill the queues
   // to memory and hold up the loads that are needed now.
   INLINE void prefetch(const Place& place, int half, int head, int part) const {
@@ -200,62 +215,100 @@ void attend_thin(const AttentionCall& call, const Task& task, float* partial, ch
   }
 }
 
+// One vector of a panel's rows, `row` being the first, to the lanes of its queries.
+template <class Kind>
+INLINE void load_queries(const RowMap& map, int head, int row, int last_row, int words, uint32_t* out,
+                         int lanes) {
+  for (int d = 0; d < words; d += W) {
+    vf lines[W];
+    for (int i = 0; i < W; ++i) {  // the last row again where there is none
+      const auto* query = map.query<typename Kind::Elem>(head, smaller(row + i, last_row));
+      lines[i] = Kind::load_words(query + d * Kind::kPerWord);
+    }
+    transpose(lines);
+    UNROLL for (int i = 0; i < W; ++i) store(out + (d + i) * lanes, as_bits(lines[i]));
+  }
+}
+
 template <class Kind>
 void attend_wide(const AttentionCall& call, const Task& task, float* partial, char* scratch_memory) {
   typedef typename Kind::Elem Elem;
   Scratch scratch{scratch_memory};
   const int head_dim = static_cast<int>(call.head_dim), words = head_dim / Kind::kPerWord;
-  const int tile = wide_tile(words * 4);
-  const int rows = task.rows, padded_rows = round_up(rows, kRowStep);
+  const int rows = task.rows, vectors = round_up(rows, W) / W;
+  const int panels = (vectors + kPanelVectors - 1) / kPanelVectors, all_panels = task.heads * panels;
   const RowMap map(call, task.seq);
-  const PoolReader<Elem> pool(call, task.seq, tile, scratch);
-  uint32_t* query_words = scratch.take<uint32_t>(padded_rows * words);
-  uint32_t* keys = scratch.take<uint32_t>(words * tile);
-  uint32_t* values = scratch.take<uint32_t>(tile / Kind::kPerWord * head_dim);
-  float* scores = scratch.take<float>(padded_rows * tile);
-  typename Kind::Prob* probs = scratch.take<typename Kind::Prob>(padded_rows * tile);
-  float* sums = scratch.take<float>(padded_rows * head_dim);
+  const PoolReader<Elem> pool(call, task.seq, kWideTile, scratch);
+  uint32_t* keys = scratch.take<uint32_t>(kWideTile * words);
+  uint32_t* values = scratch.take<uint32_t>(kWideTile / Kind::kPerWord * head_dim);
+  float* tile_scratch = scratch.take<float>(2 * kWideTile * kPanelVectors * W);
   const float scale = static_cast<float>(call.scale) * kLog2E;
-  float* decay = scratch.take<float>(padded_rows);
-  float* tops = scratch.take<float>(padded_rows);
-  float* totals = scratch.take<float>(padded_rows);
 
-  __builtin_memset(query_words, 0, sizeof(uint32_t) * padded_rows * words);
-  __builtin_memset(probs, 0, sizeof(*probs) * padded_rows * tile);
-  __builtin_memset(sums, 0, sizeof(float) * padded_rows * head_dim);
-  for (int r = 0; r < padded_rows; ++r) tops[r] = kNothingSeen, totals[r] = 0.0f, decay[r] = 1.0f;
-  for (int r = 0; r < rows; ++r) {
-    const Elem* from = map.query<Elem>(task.head, task.row + r);
-    if constexpr (Kind::kPerWord == 2) {
-      __builtin_memcpy(query_words + r * words, from, sizeof(Elem) * head_dim);
-    } else {
-      for (int d = 0; d < head_dim; d += W) store(query_words + r * words + d, as_bits(load(from + d)));
+  Panel* panel = scratch.take<Panel>(all_panels);
+  for (int p = 0; p < all_panels; ++p) {
+    // A head's panels are alike but for a vector.
+    const int first = p % panels * vectors / panels, now = (p % panels + 1) * vectors / panels - first;
+    const int head = task.head + p / panels, lanes = now * W, row = first * W;
+    panel[p] = {row,
+                now,
+                scratch.take<uint32_t>(words * lanes),
+                scratch.take<float>(head_dim * lanes),
+                scratch.take<float>(lanes),
+                scratch.take<float>(lanes),
+                scratch.take<int32_t>(lanes)};
+    __builtin_memset(panel[p].sums, 0, sizeof(float) * head_dim * lanes);
+    for (int i = 0; i < lanes; ++i) {
+      panel[p].tops[i] = kNothingSeen, panel[p].totals[i] = 0.0f;
+      panel[p].ends[i] = map.position(task.row + smaller(row + i, rows - 1)) + 1;
+    }
+    for (int lane = 0; lane < lanes; lane += W) {
+      load_queries<Kind>(map, head, task.row + row + lane, task.row + rows - 1, words,
+                         panel[p].queries + lane, lanes);
     }
   }
 
-  for (int t = task.kv_begin; t < task.kv_end; t += tile) {
-    const auto place = pool.place(t, task.kv_end);
-    const int cols = round_up(place.tokens, 2 * W);
-    pack_keys<Kind>(pool.rows(place, t, 0, task.head), cols, head_dim, keys, tile);
-    multiply<Kind>(query_words, words, keys, tile, words, scores, tile, padded_rows, cols, nullptr);
-    for (int r = 0; r < rows; ++r) {
-      softmax_row(scores + r * tile, probs + r * tile, cols, map.position(task.row + r) + 1 - t, scale,
-                  tops[r], totals[r], decay[r]);
+  auto next = pool.place(task.kv_begin, task.kv_end);
+  for (int t = task.kv_begin; t < task.kv_end; t += kWideTile) {
+    const auto here = next;
+    next = pool.place(t + kWideTile, task.kv_end);
+    const int tokens = round_up(here.tokens, 2 * W);
+    for (int h = 0; h < task.heads; ++h) {
+      pack_keys<Kind>(pool.rows(here, t, 0, task.head + h), tokens, head_dim, keys);
+      pack_values<Kind>(pool.rows(here, t, 1, task.head + h), tokens, head_dim, values);
+      Ahead ahead = h + 1 < task.heads ? pool.ahead(here, task.head + h + 1) : pool.ahead(next, task.head);
+      for (const Panel* it = panel + h * panels; it < panel + (h + 1) * panels; ++it) {
+        const bool masked = t + tokens > it->ends[0];
+        const auto run = it->vectors == 3   ? panel_tile<Kind, 3>
+                         : it->vectors == 2 ? panel_tile<Kind, 2>
+                                            : panel_tile<Kind, 1>;
+        run(*it, keys, values, t, tokens, masked, head_dim, scale, tile_scratch, ahead);
+      }
     }
-    pack_values<Kind>(pool.rows(place, t, 1, task.head), cols, head_dim, values);
-    multiply<Kind>(reinterpret_cast<const uint32_t*>(probs), tile / Kind::kPerWord, values, head_dim,
-                   cols / Kind::kPerWord, sums, head_dim, padded_rows, head_dim, decay);
   }
 
-  if (partial) {
-    const Partial state(partial, rows, head_dim);
-    __builtin_memcpy(state.sums, sums, sizeof(float) * rows * head_dim);
-    __builtin_memcpy(state.tops, tops, sizeof(float) * rows);
-    __builtin_memcpy(state.totals, totals, sizeof(float) * rows);
-    return;
-  }
-  for (int r = 0; r < rows; ++r) {
-    write_row(map.out<Elem>(task.head, task.row + r), sums + r * head_dim, head_dim, 1.0f / totals[r]);
+  const Partial state(partial, task.heads * rows, head_dim);
+  for (int p = 0; p < all_panels; ++p) {
+    const int lanes = panel[p].vectors * W, head = p / panels;
+    for (int lane = 0; lane < lanes; lane += W) {
+      const int row = panel[p].row + lane, here = smaller(W, rows - row);
+      for (int d = 0; d < head_dim; d += W) {
+        vf lines[W];
+        UNROLL for (int i = 0; i < W; ++i) lines[i] = load(panel[p].sums + (d + i) * lanes + lane);
+        transpose(lines);
+        for (int i = 0; i < here; ++i) {
+          if (partial) {
+            store(state.sums + static_cast<int64_t>(head * rows + row + i) * head_dim + d, lines[i]);
+          } else {
+            store(map.out<Elem>(task.head + head, task.row + row + i) + d,
+                  lines[i] * (1.0f / panel[p].totals[lane + i]));
+          }
+        }
+      }
+      for (int i = 0; partial && i < here; ++i) {
+        state.tops[head * rows + row + i] = panel[p].tops[lane + i];
+        state.totals[head * rows + row + i] = panel[p].totals[lane + i];
+      }
+    }
   }
 }
 

@@ -39,19 +39,15 @@ struct AttentionCall {
 
 // A sequence's query tokens times the query heads of one KV head are that head's rows: row = token * group +
 // head. So many rows or fewer take the thin kernel, which reads keys and values where they lie; more take the
-// wide one, which packs them for a matrix product.
+// wide one, which packs them for a matrix product and has its rows in the lanes of vectors.
 constexpr int kThinRows = 8;
-// Rows of one wide task: enough to pay for the packing, few enough for the second-level cache.
+// Rows of one wide task and head: enough to pay for the packing, few enough for the second-level cache.
 constexpr int kWideRows = 96;
-// KV tokens looked at together. Thin: few, because while they are worked on the next ones are asked for, and
-// these must stay in the first-level cache until then.
-constexpr int kThinTile = 32;
-// Wide: as many as have packed keys of 32 KiB. More tokens at a time means fewer passes over the sums.
-constexpr int kMostWideTile = 256;
-static inline int wide_tile(int64_t packed_bytes_per_token) {
-  const int64_t tokens = (32 << 10) / packed_bytes_per_token / 64 * 64;
-  return tokens < 64 ? 64 : tokens > kMostWideTile ? kMostWideTile : static_cast<int>(tokens);
-}
+// With few rows a wide task takes several heads, which lie next to each other in memory: up to so many lanes.
+constexpr int kWideLanes = 240;
+// KV tokens looked at together. Few, because while they are worked on the next ones are asked for, and these
+// must stay in the cache until then; but the more there are, the fewer passes over the sums.
+constexpr int kThinTile = 32, kWideTile = 64;
 
 // Rows [row, row + rows) of `heads` KV heads of one sequence against KV tokens [kv_begin, kv_end).
 struct Task {

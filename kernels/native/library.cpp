@@ -85,17 +85,20 @@ int round_up(int a, int b) { return ceil_div(a, b) * b; }
 int larger(int a, int b) { return a > b ? a : b; }
 int smaller(int a, int b) { return a < b ? a : b; }
 
-constexpr int kSplitStep = kMostWideTile;  // whole tiles, for either kernel
+constexpr int kSplitStep = 256;
+static_assert(kSplitStep % kThinTile == 0 && kSplitStep % kWideTile == 0, "splits are whole tiles");
 
 // How many KV tokens one split covers. It must follow from the sequence alone: see attention_tiles.cpp.
-int thin_split(int kv_len) { return larger(256, round_up(ceil_div(kv_len, 32), kSplitStep)); }
+int thin_split(int kv_len) { return larger(kSplitStep, round_up(ceil_div(kv_len, 32), kSplitStep)); }
+// A few splits of a short chunk, as each has its queries to load and its sums to merge; one of a long prompt.
 int wide_split(int kv_len, int row_tiles) {
-  return larger(512, round_up(static_cast<int>(static_cast<int64_t>(kv_len) * row_tiles / 16), kSplitStep));
+  return larger(kSplitStep,
+                round_up(static_cast<int>(static_cast<int64_t>(kv_len) * (row_tiles + 2) / 16), kSplitStep));
 }
 
 struct Plan {
   const AttentionCall& call;
-  int heads_per_thin_task;
+  int heads_per_task;
   // Counted first, then filled.
   int64_t tasks = 0, units = 0, partial_floats = 0;
   int64_t work = 0;  // bytes a thin task reads, or as long as it takes to read so many
@@ -138,8 +141,8 @@ struct Plan {
         const int rows = query_len * group;
         if (rows == 0 || (rows <= kThinRows) != thin) continue;
         if (thin) {
-          for (int head = 0; head < kv_heads; head += heads_per_thin_task) {
-            add_unit(seq, head, smaller(heads_per_thin_task, kv_heads - head), 0, rows, kv_len,
+          for (int head = 0; head < kv_heads; head += heads_per_task) {
+            add_unit(seq, head, smaller(heads_per_task, kv_heads - head), 0, rows, kv_len,
                      thin_split(kv_len));
           }
           continue;
@@ -148,8 +151,10 @@ struct Plan {
         for (int tile = tiles - 1; tile >= 0; --tile) {
           const int row = tile * kWideRows, count = smaller(kWideRows, rows - row);
           const int kv_end = kv_len - query_len + (row + count - 1) / group + 1;
-          for (int head = 0; head < kv_heads; ++head) {
-            add_unit(seq, head, 1, row, count, kv_end, wide_split(kv_len, tiles));
+          const int heads = smaller(heads_per_task, larger(1, kWideLanes / round_up(count, 16)));
+          for (int head = 0; head < kv_heads; head += heads) {
+            add_unit(seq, head, smaller(heads, kv_heads - head), row, count, kv_end,
+                     wide_split(kv_len, tiles));
           }
         }
       }
@@ -191,12 +196,12 @@ void run_tasks(void* run_pointer) {
 size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 // An upper bound of what attend_thin and attend_wide take out of one thread's scratch.
-size_t scratch_bytes(const AttentionCall& call, int heads_per_thin_task) {
-  const size_t dim = call.head_dim, thin_rows = static_cast<size_t>(heads_per_thin_task) * kThinRows;
-  const size_t tile = wide_tile(2 * call.head_dim);  // the largest: two elements in a word
-  const size_t reader = dim + tile * dim;
+size_t scratch_bytes(const AttentionCall& call, int heads_per_task) {
+  const size_t dim = call.head_dim, thin_rows = static_cast<size_t>(heads_per_task) * kThinRows;
+  const size_t reader = dim + kWideTile * dim;
   const size_t thin = thin_rows * (2 * dim + 2) + 2 * kThinRows * kThinTile;
-  const size_t wide = 2 * kWideRows * dim + 2 * tile * dim + 2 * kWideRows * tile + 3 * kWideRows;
+  // Besides queries and sums a lane has three numbers, its share of what describes a panel, and some padding.
+  const size_t wide = kWideLanes * (2 * dim + 16) + 2 * kWideTile * dim + 2 * kWideTile * 3 * 16;
   return aligned(sizeof(float) * (reader + (thin > wide ? thin : wide)) + 16 * 64);
 }
 
@@ -210,14 +215,14 @@ EXPORT int pageturner_attention(const AttentionCall* call, int dtype) {
   // All heads in one task read whole blocks in a row; with few tasks they are dealt out instead.
   Plan plan{*call, static_cast<int>(call->pool.kv_heads)};
   plan.cut();
-  while (plan.tasks < 3 * threads && threads > 1 && plan.heads_per_thin_task > 1) {
-    plan.heads_per_thin_task = ceil_div(plan.heads_per_thin_task, 2);
+  while (plan.tasks < 3 * threads && threads > 1 && plan.heads_per_task > 1) {
+    plan.heads_per_task = ceil_div(plan.heads_per_task, 2);
     plan.cut();
   }
   const int count = worthwhile_threads(plan.tasks, plan.work);
 
   Workspace* workspace = Workspace::take();
-  const size_t scratch = scratch_bytes(*call, plan.heads_per_thin_task);
+  const size_t scratch = scratch_bytes(*call, plan.heads_per_task);
   const size_t task_bytes = aligned(sizeof(Task) * plan.tasks),
                unit_bytes = aligned(sizeof(Unit) * plan.units);
   const size_t partial_bytes = aligned(sizeof(float) * plan.partial_floats);

@@ -53,12 +53,24 @@ INLINE vf vmax(vf a, vf b) {
   return reinterpret_cast<vf>(_mm512_max_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b)));
 #elif defined(__AVX2__)
   return reinterpret_cast<vf>(_mm256_max_ps(reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b)));
+#elif defined(__SSE2__)
+  return reinterpret_cast<vf>(_mm_max_ps(reinterpret_cast<__m128>(a), reinterpret_cast<__m128>(b)));
 #else
   return a > b ? a : b;
 #endif
 }
 
-INLINE vf vmin(vf a, vf b) { return -vmax(-a, -b); }
+INLINE vf vmin(vf a, vf b) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<vf>(_mm512_min_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b)));
+#elif defined(__AVX2__)
+  return reinterpret_cast<vf>(_mm256_min_ps(reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b)));
+#elif defined(__SSE2__)
+  return reinterpret_cast<vf>(_mm_min_ps(reinterpret_cast<__m128>(a), reinterpret_cast<__m128>(b)));
+#else
+  return a < b ? a : b;
+#endif
+}
 INLINE float larger(float a, float b) { return a > b ? a : b; }
 
 // ---- shuffles of two vectors
@@ -198,6 +210,19 @@ INLINE vf exp2_of(vf x) {
   const vf scaled = as_floats(as_bits(y) + (as_bits(shifted) << 23));
   return select(x < -126.0f, vf{}, scaled);
 }
+
+#if defined(__AVX512F__)
+// The same to 1e-4, for results that will be rounded to 8 bits; infinity where it overflows.
+INLINE vf rough_exp2_of(vf x) {
+  const vf n = (x + kRoundingMagic) - kRoundingMagic;
+  const vf r = x - n;  // NaN for -infinity, which scalef makes 0 all the same
+  vf y = splat(5.5171629e-2f);
+  y = y * r + 2.4261116e-1f;
+  y = y * r + 6.9326099e-1f;
+  y = y * r + 9.9992807e-1f;
+  return reinterpret_cast<vf>(_mm512_scalef_ps(reinterpret_cast<__m512>(y), reinterpret_cast<__m512>(n)));
+}
+#endif
 
 // e^x to about 1 ulp, for x clamped to [-87, 88].
 INLINE vf exp_of(vf x) {

@@ -8,12 +8,27 @@ namespace {
 
 // Eight neighbouring tokens lie at base, base + stride, ... (in bytes).
 constexpr int kGroup = 8;
-constexpr int kGroups = kMostWideTile / kGroup;
+constexpr int kGroups = kWideTile / kGroup;
 struct Rows {
   const char* base[kGroups];
   int64_t stride[kGroups];
   INLINE const char* operator[](int token) const {
     return base[token / kGroup] + (token % kGroup) * stride[token / kGroup];
+  }
+};
+
+// Asks for the keys and values that will be needed next, a line of eight tokens at a time: many at once would
+// fill the queues to memory and hold up the loads that are needed now.
+struct Ahead {
+  const char* base[2 * kGroups];
+  int64_t stride;
+  int row_bytes, groups, group, byte;
+  INLINE void ask() {
+    if (group == groups) return;
+    const char* line = base[group] + byte;
+    UNROLL for (int j = 0; j < kGroup; ++j) __builtin_prefetch(line + j * stride);
+    byte += 64;
+    if (byte >= row_bytes) byte = 0, ++group;
   }
 };
 
@@ -25,10 +40,11 @@ struct Floats {
   static constexpr int kPerWord = 1;
   static INLINE vf multiply_add(vf acc, vu a, vu b) { return acc + as_floats(a) * as_floats(b); }
   static INLINE vf load_words(const float* p) { return load(p); }
-  static INLINE void pack_pair(const float* row, const float*, int d, uint32_t* out) {
-    store(out + d, as_bits(load(row + d)));
-    store(out + d + W, as_bits(load(row + d + W)));
+  static INLINE void pack_pair(const float* row, const float*, uint32_t* out) {
+    store(out, as_bits(load(row))), store(out + W, as_bits(load(row + W)));
   }
+  static INLINE vf weight(vf x) { return exp2_of(vmin(splat(127.0f), x)); }
+  static INLINE void store_weights(const vf* weights, uint32_t* out) { store(out, as_bits(weights[0])); }
   // 2W neighbours as two vectors, in the order that costs least; `join` restores the order.
   static INLINE void split(const float* p, vf& a, vf& b) { a = load(p), b = load(p + W); }
   static INLINE void split_floats(const float* p, vf& a, vf& b) { split(p, a, b); }
@@ -44,10 +60,11 @@ struct WidenedBf16 {
   static constexpr int kPerWord = 1;
   static INLINE vf multiply_add(vf acc, vu a, vu b) { return acc + as_floats(a) * as_floats(b); }
   static INLINE vf load_words(const bf16* p) { return load(p); }
-  static INLINE void pack_pair(const bf16* row, const bf16*, int d, uint32_t* out) {
-    store(out + d, as_bits(load(row + d)));
-    store(out + d + W, as_bits(load(row + d + W)));
+  static INLINE void pack_pair(const bf16* row, const bf16*, uint32_t* out) {
+    store(out, as_bits(load(row))), store(out + W, as_bits(load(row + W)));
   }
+  static INLINE vf weight(vf x) { return exp2_of(vmin(splat(127.0f), x)); }
+  static INLINE void store_weights(const vf* weights, uint32_t* out) { store(out, as_bits(weights[0])); }
   // Even and odd elements: one instruction each, while keeping their order would take two.
   static INLINE void split(const bf16* p, vf& a, vf& b) {
     const vu pairs = *reinterpret_cast<const vu_any*>(p);
@@ -87,95 +104,23 @@ struct PairedBf16 {
     low = reinterpret_cast<vu>(_mm512_permutex2var_epi16(a, index_low, b));
     high = reinterpret_cast<vu>(_mm512_permutex2var_epi16(a, index_high, b));
   }
-  static INLINE void pack_pair(const bf16* row, const bf16* next, int d, uint32_t* out) {
+  static INLINE void pack_pair(const bf16* row, const bf16* next, uint32_t* out) {
     vu low, high;
-    value_words(row + d, next + d, low, high);
-    store(out + d, low), store(out + d + W, high);
+    value_words(row, next, low, high);
+    store(out, low), store(out + W, high);
+  }
+  static INLINE vf weight(vf x) { return rough_exp2_of(x); }
+  // Words of (weights[0], weights[1]), lane by lane.
+  static INLINE void store_weights(const vf* weights, uint32_t* out) {
+    const __m512i halves = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(
+        reinterpret_cast<__m512>(weights[1]), reinterpret_cast<__m512>(weights[0])));
+    const __m512i lanes = reinterpret_cast<__m512i>(lane_numbers());
+    const __m512i zipped =
+        _mm512_or_si512(lanes, _mm512_slli_epi32(_mm512_add_epi32(lanes, _mm512_set1_epi32(16)), 16));
+    store(out, reinterpret_cast<vu>(_mm512_permutexvar_epi16(zipped, halves)));
   }
 };
 #endif
-
-// ---- packing: the wide kernel's right-hand matrices
-// --------------------------------------------------------------
-
-// out[words of head_dim][stride]: the transposed keys of the first `cols` tokens (a multiple of W).
-template <class Kind>
-void pack_keys(const Rows& keys, int cols, int head_dim, uint32_t* out, int stride) {
-  constexpr int step = W * Kind::kPerWord;
-  for (int t = 0; t < cols; t += W) {
-    for (int d = 0; d < head_dim; d += step) {
-      vf rows[W];
-      UNROLL for (int j = 0; j < W; ++j) {
-        rows[j] = Kind::load_words(reinterpret_cast<const typename Kind::Elem*>(keys[t + j]) + d);
-      }
-      transpose(rows);
-      uint32_t* to = out + (d / Kind::kPerWord) * stride + t;
-      UNROLL for (int j = 0; j < W; ++j) store(to + j * stride, as_bits(rows[j]));
-    }
-  }
-}
-
-// out[words of tokens][head_dim]: the values of the first `cols` tokens (even).
-template <class Kind>
-void pack_values(const Rows& values, int cols, int head_dim, uint32_t* out) {
-  typedef const typename Kind::Elem* Row;
-  for (int t = 0; t < cols; t += Kind::kPerWord, out += head_dim) {
-    const Row row = reinterpret_cast<Row>(values[t]);
-    const Row next = reinterpret_cast<Row>(values[t + Kind::kPerWord - 1]);
-    for (int d = 0; d < head_dim; d += 2 * W) Kind::pack_pair(row, next, d, out);
-  }
-}
-
-// ---- matrix product
-// ----------------------------------------------------------------------------------------------
-
-#if defined(__AVX512F__)
-constexpr int kRowStep = 6, kVectors = 4;
-#else
-constexpr int kRowStep = 6, kVectors = 2;
-#endif
-
-// c[kRowStep, vectors * W] = c * decay[row] + a[kRowStep, depth] b[depth, vectors * W]; decay null: c is
-// overwritten.
-template <class Kind, int kCols>
-INLINE void multiply_step(const uint32_t* a, int a_stride, const uint32_t* b, int b_stride, int depth,
-                          float* c, int c_stride, const float* decay) {
-  vf acc[kRowStep][kCols];
-  UNROLL for (int r = 0; r < kRowStep; ++r) {
-    UNROLL for (int v = 0; v < kCols; ++v) acc[r][v] =
-        decay ? load(c + r * c_stride + v * W) * decay[r] : vf{};
-  }
-  for (int k = 0; k < depth; ++k) {
-    vu right[kCols];
-    UNROLL for (int v = 0; v < kCols; ++v) right[v] = load(b + static_cast<int64_t>(k) * b_stride + v * W);
-    UNROLL for (int r = 0; r < kRowStep; ++r) {
-      const vu left = vu{} + a[r * a_stride + k];
-      UNROLL for (int v = 0; v < kCols; ++v) acc[r][v] = Kind::multiply_add(acc[r][v], left, right[v]);
-    }
-  }
-  UNROLL for (int r = 0; r < kRowStep; ++r) {
-    UNROLL for (int v = 0; v < kCols; ++v) store(c + r * c_stride + v * W, acc[r][v]);
-  }
-}
-
-// The same for `rows` rows and `cols` columns; rows a multiple of kRowStep, cols of 2W.
-template <class Kind>
-void multiply(const uint32_t* a, int a_stride, const uint32_t* b, int b_stride, int depth, float* c,
-              int c_stride, int rows, int cols, const float* decay) {
-  int col = 0;
-  for (; col + kVectors * W <= cols; col += kVectors * W) {
-    for (int r = 0; r < rows; r += kRowStep) {
-      multiply_step<Kind, kVectors>(a + r * a_stride, a_stride, b + col, b_stride, depth,
-                                    c + r * c_stride + col, c_stride, decay ? decay + r : nullptr);
-    }
-  }
-  for (; col < cols; col += 2 * W) {
-    for (int r = 0; r < rows; r += kRowStep) {
-      multiply_step<Kind, 2>(a + r * a_stride, a_stride, b + col, b_stride, depth, c + r * c_stride + col,
-                             c_stride, decay ? decay + r : nullptr);
-    }
-  }
-}
 
 // ---- softmax
 // -----------------------------------------------------------------------------------------------------
@@ -218,6 +163,158 @@ INLINE void softmax_row(float* scores, Prob* probs, int cols, int visible, float
   decay = exp2_of(splat(top - new_top))[0];
   total = total * decay + sum_lanes(sum);
   top = new_top;
+}
+
+// ---- wide: many rows, side by side in the lanes
+// ------------------------------------------------------------------
+
+// Up to so many vectors of rows are worked on at a time; without fused multiply-add the sums' registers are
+// needed for products.
+constexpr int kPanelVectors = W == 4 ? 2 : 3;
+
+// What a panel of rows keeps from tile to tile. Element (i, row) of a matrix lies at i * lanes + row.
+struct Panel {
+  int row;             // the first, of the task's
+  int vectors;         // lanes = vectors * W
+  uint32_t* queries;   // [words of head_dim, lanes]
+  float* sums;         // [head_dim, lanes]
+  float *tops, *totals;
+  int32_t* ends;       // the tokens a row sees are those before its end
+};
+
+// out[tokens, words of head_dim], over whole groups of tokens.
+template <class Kind>
+void pack_keys(const Rows& keys, int tokens, int head_dim, uint32_t* out) {
+  typedef const typename Kind::Elem* Row;
+  const int words = head_dim / Kind::kPerWord;
+  for (int g = 0; g * kGroup < tokens; ++g, out += kGroup * words) {
+    const char* base = keys.base[g];
+    const int64_t stride = keys.stride[g];
+    for (int d = 0; d < words; d += W, base += W * Kind::kPerWord * sizeof(typename Kind::Elem)) {
+      UNROLL for (int j = 0; j < kGroup; ++j) {
+        store(out + j * words + d, as_bits(Kind::load_words(reinterpret_cast<Row>(base + j * stride))));
+      }
+    }
+  }
+}
+
+// out[words of tokens, head_dim], over whole groups of tokens.
+template <class Kind>
+void pack_values(const Rows& values, int tokens, int head_dim, uint32_t* out) {
+  typedef const typename Kind::Elem* Row;
+  for (int g = 0; g * kGroup < tokens; ++g, out += kGroup / Kind::kPerWord * head_dim) {
+    const char* base = values.base[g];
+    const int64_t stride = values.stride[g];
+    for (int d = 0; d < head_dim; d += 2 * W, base += 2 * W * sizeof(typename Kind::Elem)) {
+      UNROLL for (int j = 0; j < kGroup; j += Kind::kPerWord) {
+        const Row row = reinterpret_cast<Row>(base + j * stride);
+        const Row next = reinterpret_cast<Row>(base + (j + Kind::kPerWord - 1) * stride);
+        Kind::pack_pair(row, next, out + j / Kind::kPerWord * head_dim + d);
+      }
+    }
+  }
+}
+
+// c[rows, lanes] = a b, or c * decay[lanes] + a b. a[i, k] lies at i * row_step + k * depth_step; b is
+// [depth, lanes]. rows and depth: multiples of 8, with AVX-512 of 16.
+template <class Kind, int kVectors, bool kAdd>
+INLINE void multiply(const uint32_t* a, int row_step, int depth_step, const uint32_t* b, int depth, float* c,
+                     int rows, const float* decay, Ahead& ahead) {
+  constexpr int lanes = kVectors * W;
+  // Of 32 registers up to 24 are sums, of 16 up to 12. What lies ahead is asked for every kStretch steps, so
+  // that one panel is enough for all of it (measured: in larger portions, or later, loads wait).
+#if defined(__AVX512F__)
+  constexpr int kRows = kVectors == 1 ? 16 : 8, kStretch = kVectors == 2 ? 16 : 8;
+#else
+  constexpr int kRows = kVectors == 1 ? 8 : 4, kStretch = 8;
+#endif
+  for (int i = 0; i < rows; i += kRows, a += kRows * row_step, c += kRows * lanes) {
+    vf acc[kRows][kVectors];
+    UNROLL for (int r = 0; r < kRows; ++r) {
+      UNROLL for (int v = 0; v < kVectors; ++v) acc[r][v] =
+          kAdd ? load(c + r * lanes + v * W) * load(decay + v * W) : vf{};
+    }
+    for (int stretch = 0; stretch < depth; stretch += kStretch) {
+      ahead.ask();
+      for (int k = stretch; k < stretch + kStretch; ++k) {
+        vu right[kVectors];
+        UNROLL for (int v = 0; v < kVectors; ++v) right[v] = load(b + k * lanes + v * W);
+        UNROLL for (int r = 0; r < kRows; ++r) {
+          const vu left = vu{} + a[r * row_step + k * depth_step];
+          UNROLL for (int v = 0; v < kVectors; ++v) acc[r][v] = Kind::multiply_add(acc[r][v], left, right[v]);
+        }
+      }
+    }
+    UNROLL for (int r = 0; r < kRows; ++r) {
+      UNROLL for (int v = 0; v < kVectors; ++v) store(c + r * lanes + v * W, acc[r][v]);
+    }
+  }
+}
+
+// Sums that stay below this are no danger to float32, nor to bfloat16.
+constexpr float kMuch = 1 << 30;
+
+// weights = 2^(scores - top), and their sums; false if a sum is too large.
+template <class Kind, int kVectors>
+INLINE bool weigh(const float* scores, int tokens, float scale, const float* tops, uint32_t* weights,
+                  float* sums) {
+  constexpr int lanes = kVectors * W;
+  vf top[kVectors], total[kVectors];
+  UNROLL for (int v = 0; v < kVectors; ++v) top[v] = load(tops + v * W), total[v] = vf{};
+  for (int t = 0; t < tokens; t += Kind::kPerWord, weights += lanes) {
+    UNROLL for (int v = 0; v < kVectors; ++v) {
+      vf weight[Kind::kPerWord];
+      UNROLL for (int i = 0; i < Kind::kPerWord; ++i) {
+        weight[i] = Kind::weight(load(scores + (t + i) * lanes + v * W) * scale - top[v]);
+        total[v] += weight[i];
+      }
+      Kind::store_weights(weight, weights + v * W);
+    }
+  }
+  vf wrong = vf{};
+  UNROLL for (int v = 0; v < kVectors; ++v) {
+    store(sums + v * W, total[v]);
+    wrong += select(total[v] < kMuch, vf{}, splat(1.0f));
+  }
+  return max_lanes(wrong) == 0.0f;
+}
+
+// One tile of `tokens` tokens, the first of them token `first`. scratch: 2 * tokens * lanes words.
+template <class Kind, int kVectors>
+void panel_tile(const Panel& panel, const uint32_t* keys, const uint32_t* values, int first, int tokens,
+                bool masked, int head_dim, float scale, float* scratch, Ahead& ahead) {
+  constexpr int lanes = kVectors * W;
+  const int words = head_dim / Kind::kPerWord;
+  float *scores = scratch, decay[lanes], sums[lanes];
+  uint32_t* weights = reinterpret_cast<uint32_t*>(scratch + tokens * lanes);
+  multiply<Kind, kVectors, false>(keys, words, 1, panel.queries, words, scores, tokens, nullptr, ahead);
+  if (masked) {
+    for (int t = 0; t < tokens; ++t) {
+      UNROLL for (int v = 0; v < kVectors; ++v) {
+        float* at = scores + t * lanes + v * W;
+        const vi end = reinterpret_cast<vi>(load(reinterpret_cast<const uint32_t*>(panel.ends + v * W)));
+        store(at, select(end > first + t, load(at) * scale, splat(-__builtin_inff())));
+      }
+    }
+    scale = 1.0f;
+  }
+  UNROLL for (int v = 0; v < kVectors; ++v) store(decay + v * W, splat(1.0f));
+  // Weights need not be relative to the highest score, only to one that is not far below it: the first tile's
+  // does for most of the others.
+  if (!weigh<Kind, kVectors>(scores, tokens, scale, panel.tops, weights, sums)) {
+    UNROLL for (int v = 0; v < kVectors; ++v) {
+      const vf before = load(panel.tops + v * W);
+      vf top = before;
+      for (int t = 0; t < tokens; ++t) top = vmax(load(scores + t * lanes + v * W) * scale, top);
+      store(panel.tops + v * W, top), store(decay + v * W, exp2_of(before - top));
+    }
+    weigh<Kind, kVectors>(scores, tokens, scale, panel.tops, weights, sums);
+  }
+  UNROLL for (int v = 0; v < kVectors; ++v) {
+    store(panel.totals + v * W, load(panel.totals + v * W) * load(decay + v * W) + load(sums + v * W));
+  }
+  multiply<Kind, kVectors, true>(values, 1, head_dim, weights, tokens / Kind::kPerWord, panel.sums, head_dim,
+                                 decay, ahead);
 }
 
 // ---- thin: a few rows, keys and values read where they lie

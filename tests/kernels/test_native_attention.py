@@ -116,6 +116,48 @@ def test_scores_far_from_zero_do_not_overflow(isa, seed):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("ramp", [(0.0, 60.0), (60.0, 0.0), (-60.0, 60.0)])
+def test_scores_that_rise_or_fall_along_the_context(isa, seed, ramp, dtype):
+    case = make_case([(1, 700), (2, 700), (9, 700), (25, 700)], seed=seed, kv_heads=1, dtype=dtype)
+    case.query[..., 0] = 8.0
+    for table in case.batch.block_tables:
+        # In base e: what the first dimension adds to the score.
+        added = torch.linspace(*ramp, 704).view(44, 16, 1)
+        case.kv[table[:44].long(), 0, :, :, 0] = added.to(dtype)
+    # Rounding of scores this large shows in the weights.
+    loose = {torch.float32: 1e-3, torch.bfloat16: 3e-2}[dtype]
+    torch.testing.assert_close(attend(case).double(), expect(case), rtol=loose, atol=loose)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("scale", [0.0, -0.125])
+def test_any_scale(isa, seed, scale, dtype):
+    case = make_case([(1, 200), (3, 90), (40, 100)], seed=seed, dtype=dtype)
+    case = Case(case.query, case.kv, case.pool, case.batch, scale)
+    assert_close(attend(case), expect(case))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("group", [1, 3])
+def test_any_number_of_new_tokens(isa, seed, group, dtype):
+    lengths = [(tokens, tokens + 61) for tokens in range(1, 40)]
+    case = make_case(lengths, seed=seed, kv_heads=3, group=group, head_dim=32, dtype=dtype)
+    assert_close(attend(case), expect(case))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_query_that_is_not_a_number_spoils_no_other(isa, seed, dtype):
+    case = make_case([(30, 300)], seed=seed, dtype=dtype)
+    expected = expect(case)
+    case.query[7, 2] = torch.nan
+    result = attend(case)
+    assert result[7, 2].isnan().all()
+    others = torch.ones(result.shape[:2], dtype=torch.bool)
+    others[7, 2] = False
+    assert_close(result[others], expected[others])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_a_sequence_gets_the_same_bits_alone_and_in_any_batch(isa, seed, dtype):
     lengths = [(1, 40), (1, 3000), (50, 600), (1, 300), (7, 1500), (120, 120), (1, 1)]
     case = make_case(lengths, seed=seed, kv_heads=3, dtype=dtype)
@@ -127,7 +169,9 @@ def test_a_sequence_gets_the_same_bits_alone_and_in_any_batch(isa, seed, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_number_of_threads_does_not_change_a_bit(two_threads, seed, dtype):
-    case = make_case([(1, 3000), (150, 900), (1, 20)], seed=seed, kv_heads=4, dtype=dtype)
+    case = make_case(
+        [(1, 3000), (5, 700), (20, 2000), (150, 900), (1, 20)], seed=seed, kv_heads=4, dtype=dtype
+    )
     on_two = attend(case)
     torch.set_num_threads(1)
     assert torch.equal(attend(case), on_two)
