@@ -32,7 +32,7 @@ help:
 	@echo 'make test     run every test (ARGS="tests/cache -k fork" for some of them)'
 	@echo 'make lint     ruff, mypy --strict and the import order of the rooms'
 	@echo 'make format   rewrite the code in the one style'
-	@echo 'make bench    load the server on port 8000 (BENCH=waste or history for other figures, ARGS="--help")'
+	@echo 'make bench    load the server on port 8000 (BENCH=waste, history or step for other figures, ARGS="--help")'
 	@echo 'make vendor   renew the browser libraries in app/page/static/vendor (needs npm)'
 	@echo 'make clean    remove caches and build outputs; make distclean also the environment'
 
