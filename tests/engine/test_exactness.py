@@ -124,8 +124,9 @@ def _random_chats(vocab_size: int) -> list[list[list[int]]]:
 
 def test_cold(case: Case) -> None:
     engine = case.engine(enable_prefix_caching=False)
-    for branch, turn in case.turns(2).items():
-        assert ask(engine, {branch: turn}) == {branch: 0}
+    for number in range(3):
+        for branch, turn in case.turns(number).items():
+            assert ask(engine, {branch: turn}, suffix=str(number)) == {branch: 0}
 
 
 def test_warm_and_with_eight_others_in_the_batch(case: Case) -> None:
@@ -174,18 +175,23 @@ def test_after_a_fork(case: Case) -> None:
 
 def test_after_an_idle_branch_was_reclaimed_and_came_back(case: Case) -> None:
     engine = case.engine(num_blocks=60, max_model_len=240, max_num_seqs=4)
-    turns = dict(list(case.turns(1).items())[:4])
-    ask(engine, turns)
     rng = random.Random(1)
-    # Under names of their own, as what has no name would be reclaimed before them.
-    flood = [
-        request(str(i), [rng.randrange(case.vocab_size) for _ in range(220)], 2, branch=f"f{i}", tenant="b")
-        for i in range(5)
-    ]
-    run_to_end(engine, *flood)
-    assert all(engine.cache.branch("default", branch) is None for branch in turns)
+    for first in range(0, CONVERSATIONS, 4):
+        few = list(case.turns(1))[first : first + 4]
+        ask(engine, {branch: case.turns(1)[branch] for branch in few})
+        # Under names of their own, as what has no name would be reclaimed before them.
+        flood = [
+            request(f"{branch}-{i}", _random_ids(case, rng, 220), 2, branch=f"f{i}", tenant="b")
+            for i, branch in enumerate([*few, "more"])
+        ]
+        run_to_end(engine, *flood)
+        assert all(engine.cache.branch("default", branch) is None for branch in few)
+        reused = ask(engine, {branch: case.turns(2)[branch] for branch in few}, suffix="back")
+        assert set(reused.values()) == {0}
+        reused = ask(engine, {branch: case.turns(2)[branch] for branch in few}, suffix="again")
+        assert all(reused.values())
     assert engine.stats().evicted_blocks > 0
-    reused = ask(engine, {branch: case.turns(2)[branch] for branch in turns})
-    assert set(reused.values()) == {0}
-    reused = ask(engine, {branch: case.turns(2)[branch] for branch in turns}, suffix="again")
-    assert all(reused.values())
+
+
+def _random_ids(case: Case, rng: random.Random, count: int) -> list[int]:
+    return [rng.randrange(case.vocab_size) for _ in range(count)]
