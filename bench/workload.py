@@ -1,4 +1,4 @@
-"""Synthetic multi-turn conversations: the same words for every server, from a seed."""
+"""Synthetic multi-turn conversations: sizes are given, words come from a seed."""
 
 from __future__ import annotations
 

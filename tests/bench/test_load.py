@@ -66,6 +66,14 @@ def test_servers_can_be_given_a_name() -> None:
     assert named("http://h:1/a?b=c", "chat") == ("chat", "http://h:1/a?b=c")
 
 
-def test_every_server_is_asked_the_same() -> None:
+def test_no_load_finds_the_texts_of_an_earlier_one() -> None:
+    sessions = ScriptedSessions()
+    with live_server(sessions) as server:
+        asyncio.run(compare(list(targets(server))[:1], SMALL, [1], rounds=2))
+    asked = [str(spec.input) for spec in sessions.specs[-2 * SMALL.turns :]]
+    assert len(set(asked)) == 2 * SMALL.turns
+
+
+def test_a_conversation_of_one_number_always_says_the_same() -> None:
     assert SMALL.user_texts(5) == SMALL.user_texts(5) != SMALL.user_texts(6)
     assert [len(text.split()) for text in SMALL.user_texts(1)] == [4, 4, 4]
