@@ -22,9 +22,10 @@ from app.lanes import Lanes, QueuedTurn
 from app.models import ResponseCreate, validate
 from app.outbox import Close, Outbox, OutboxFull
 from app.principal import Principal
+from app.specs import turn_spec
 from app.tasks import cancelled, closing
 from app.websocket_protocol import ABORT
-from app.wire import Attach, Cancel, Codec, Create, FrameError, Ping, parse_event, turn_spec
+from app.wire import Attach, Cancel, Codec, Create, FrameError, Ping, parse_event
 from sessions.api import Event
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,9 +71,6 @@ class Lanes:
         lane.queue.append(turn)
         if lane.task is None:
             lane.task = asyncio.create_task(self._work(lane))
-
-    def active(self) -> Iterator[QueuedTurn]:
-        return (lane.current for lane in self._lanes.values() if lane.current is not None)
 
     def current(self, stream_id: str | None) -> QueuedTurn | None:
         lane = self._lanes.get(stream_id)

@@ -18,8 +18,8 @@ from app.http.replies import JSON, SSE_DONE, EventStream, sse_data
 from app.http.responses import Turn
 from app.http.routing import Call, route
 from app.models import ChatCompletionCreate, validate
+from app.specs import chat_spec
 from app.tasks import closing
-from app.wire import chat_spec
 from sessions.api import SessionError
 
 SYSTEM_FINGERPRINT = "pageturner"

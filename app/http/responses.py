@@ -14,8 +14,8 @@ from app.http.replies import JSON, SSE_DONE, EventStream, sse_event, while_conne
 from app.http.routing import Call, route
 from app.models import ResponseCreate, validate
 from app.services import Services
+from app.specs import turn_spec
 from app.tasks import closing
-from app.wire import turn_spec
 from sessions import Turn as AnyTurn
 from sessions.api import Event, TurnSpec
 

@@ -14,7 +14,7 @@ from app.http.routing import Call, route
 from app.metrics import Metrics, engine_snapshot
 from app.models import Login, validate
 from app.principal import COOKIE, COOKIE_SECONDS, Keys
-from app.wire import served_model
+from app.specs import served_model
 
 STARTED = int(time.time())
 
